@@ -1,0 +1,1 @@
+"""Prolog, Epilog and HealthCheckProgram for Slurm GPU clusters: bad GPU nodes are drained, good ones left alone."""
