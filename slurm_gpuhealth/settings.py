@@ -1,7 +1,8 @@
 """The configuration as frozen values: one class a table of gpuhealth.toml, with its defaults.
 
-Durations are seconds, shares are fractions of 1, temperatures °C. What each key means to an admin stands in
-etc/gpuhealth.toml, from which docs/configuration.md is made; a test holds the two together.
+The annotation of a field is its kind: `config.py` reads the TOML value by it ("10min" → 600.0 for `Seconds`).
+What each key means to an admin stands in etc/gpuhealth.toml, from which docs/configuration.md is made; a test
+holds the two together.
 """
 
 from __future__ import annotations
@@ -10,19 +11,175 @@ from slurm_gpuhealth.frozen import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Literal, NewType
+    from collections.abc import Mapping
+    from typing import Literal
 
-    Seconds = NewType("Seconds", float)
-    Share = NewType("Share", float)
-    Path = NewType("Path", str)
-    """Absolute; `{node}` stands for the node's name."""
+    from slurm_gpuhealth.findings import Scalar
+
+    Seconds = float
+    """In TOML: a number with a unit, "30s", "10min", "6h", "7d"."""
+    Share = float
+    """In TOML: "5%"; here 0.05."""
+    Celsius = int
+    File = str
+    """Absolute path; `{node}` stands for the node's name."""
     Mode = Literal["enforce", "shadow"]
-    CheckMode = Literal["enforce", "shadow", "off"]
+    SourceMode = Literal["enforce", "shadow", "off"]
 
 
 @frozen
 class Paths:
-    state: Path = "/var/lib/gpuhealth"  # type: ignore[assignment]
-    kernel_log: Path = "/dev/kmsg"  # type: ignore[assignment]
-    proc: Path = "/proc"  # type: ignore[assignment]
-    sys: Path = "/sys"  # type: ignore[assignment]
+    state: File = "/var/lib/gpuhealth"
+    kernel_log: File = "/dev/kmsg"
+    proc: File = "/proc"
+    sys: File = "/sys"
+    dev: File = "/dev"
+
+
+@frozen
+class Slurm:
+    scontrol: File = "/usr/bin/scontrol"
+    sinfo: File = "/usr/bin/sinfo"
+    slurmd: File = "/usr/sbin/slurmd"
+    conf: File = "/etc/slurm/slurm.conf"
+    timeout: Seconds = 10.0
+    request_poll: Seconds = 300.0
+
+
+@frozen
+class Sources:
+    kernel: SourceMode = "enforce"
+    nvml: SourceMode = "enforce"
+    inventory: SourceMode = "enforce"
+    dcgm: SourceMode = "enforce"
+    dcgm_health: SourceMode = "shadow"
+    infiniband: SourceMode = "shadow"
+    host: SourceMode = "shadow"
+    leftovers: SourceMode = "shadow"
+
+
+@frozen
+class Prolog:
+    timeout: Seconds = 30.0
+    reuse_pass: Seconds = 600.0
+    move_job: Literal["gentle", "exit"] = "gentle"
+    on_untestable: Literal["start", "drain"] = "start"
+
+
+@frozen
+class Epilog:
+    timeout: Seconds = 300.0
+    reuse_pass: Seconds = 21600.0
+    max_share: Share = 0.05
+    max_nodes: int = 8
+    ask_slurm: bool = False
+    kill_leftovers: bool = False
+    restore_settings: bool = False
+
+
+@frozen
+class Command:
+    """One `[[check.command]]`: a site's own check."""
+
+    name: str
+    argv: tuple[str, ...]
+    timeout: Seconds = 10.0
+    every: Seconds = 60.0
+    mode: SourceMode = "shadow"
+
+
+@frozen
+class Check:
+    interval: Seconds = 60.0
+    timeout: Seconds = 45.0
+    command: tuple[Command, ...] = ()
+
+
+@frozen
+class Gpus:
+    count: int = 0
+    driver: str = ""
+    vbios: tuple[str, ...] = ()
+    fabric_manager: Literal["auto", "required", "off"] = "auto"
+
+
+@frozen
+class Nvml:
+    library: File = ""
+    timeout: Seconds = 15.0
+    max_temperature: Celsius = 88
+
+
+@frozen
+class Dcgm:
+    backend: Literal["dcgmi", "pydcgm", "off"] = "dcgmi"
+    dcgmi: File = "/usr/bin/dcgmi"
+    host: str = "127.0.0.1:5555"
+    pydcgm: File = "/usr/share/datacenter-gpu-manager-4/bindings/python3"
+    health_every: Seconds = 300.0
+
+
+@frozen
+class Host:
+    full: Share = 0.95
+    mounts: tuple[File, ...] = ()
+    units: tuple[str, ...] = ()
+    d_state_tasks: int = 20
+
+
+@frozen
+class Infiniband:
+    ports: tuple[str, ...] = ()
+    """Ports that must be active, `mlx5_0/1`; empty: every port that was once active."""
+    error_growth: int = 100
+
+
+@frozen
+class Drain:
+    budget: Share = 0.05
+    floor: int = 2
+    nodes: str = ""
+    ack: Seconds = 604800.0
+
+
+@frozen
+class Journal:
+    keep: Seconds = 2592000.0
+
+
+@frozen
+class Row:
+    """One row of the policy table: which finding, how bad, which rung."""
+
+    finding: str
+    """`source:code`, with `*` and `?` as in file names."""
+    severity: Literal["info", "warning", "fault"]
+    rung: str = ""
+    """The rung that a fault queues; empty: none."""
+    when: Mapping[str, Scalar | tuple[Scalar, ...]] = {}
+    """What the finding's details must say: key → value, or a list of which one must be it."""
+    times: int = 1
+    window: Seconds = 86400.0
+    distinct: str = ""
+    """What must differ between the repetitions: `job` or `user`; empty: nothing."""
+    why: str = ""
+
+
+@frozen
+class Settings:
+    mode: Mode = "shadow"
+    paths: Paths = Paths()
+    slurm: Slurm = Slurm()
+    sources: Sources = Sources()
+    prolog: Prolog = Prolog()
+    epilog: Epilog = Epilog()
+    check: Check = Check()
+    gpus: Gpus = Gpus()
+    nvml: Nvml = Nvml()
+    dcgm: Dcgm = Dcgm()
+    host: Host = Host()
+    infiniband: Infiniband = Infiniband()
+    drain: Drain = Drain()
+    journal: Journal = Journal()
+    policy: tuple[Row, ...] = ()
+    """The site's rows first, then the built-in ones; the first that matches decides."""
