@@ -1,0 +1,239 @@
+"""Programs and probes that may hang, run and ended: NVML, dcgmi and scontrol hang exactly on the nodes that matter.
+
+A child runs in a session of its own, with our pipes and /dev/null as its only descriptors, and has a deadline:
+
+    start ──▶ done
+      │ deadline
+      ▼
+    SIGTERM to its process group ──▶ done in time: timed_out
+      │ grace
+      ▼
+    SIGKILL ──▶ timed_out
+      │ KILL_WAIT
+      ▼
+    stuck: in D state. Nobody waits for it; whoever asks next finds it with `alive` and starts no second one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import time
+
+from slurm_gpuhealth.frozen import frozen
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, NoReturn
+
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+KILL_WAIT = 1.0
+"""Seconds between SIGKILL and calling a child stuck. A task that is not in D state dies in milliseconds."""
+
+
+@frozen
+class Child:
+    """A process told apart from a later one with the same pid: `start` is field 22 of /proc/PID/stat."""
+
+    pid: int
+    start: int
+
+
+@frozen
+class Completed:
+    """How a program ended. `rc` is None when it was never reaped; negative for a signal, as in `subprocess`."""
+
+    rc: int | None
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+    timed_out: bool = False
+    stuck: Child | None = None
+
+
+@frozen
+class Probed:
+    """What a probe returned, or why it did not (`error` is set whenever there is no value)."""
+
+    value: Any
+    error: str | None
+    seconds: float
+    timed_out: bool = False
+    stuck: Child | None = None
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    grace: float = 5.0,
+    limit: int = 16 << 20,
+    cpus: set[int] | None = None,
+) -> Completed:
+    """Run the program `argv` (absolute path) with the environment `env` over a fixed PATH; raises nothing.
+
+    Output beyond `limit` bytes a stream is read and thrown away. `cpus` replaces our CPU affinity in the child. A
+    program that can't be started gives rc 127 (not there) or 126 and the system's words in `stderr`.
+    """
+    environment = {"PATH": PATH, "LC_ALL": "C.UTF-8", **(env or {})}
+
+    def execute(_: int) -> NoReturn:
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+        try:
+            os.execve(argv[0], list(argv), environment)  # noqa: S606 - no shell is what we want
+        except OSError as error:
+            os.write(2, f"{argv[0]}: {error.strerror}".encode())
+            os._exit(127 if error.errno == errno.ENOENT else 126)
+
+    rc, (out, err, _), seconds, timed_out, stuck = _supervise(execute, timeout, grace, limit)
+    return Completed(rc, out, err, seconds, timed_out, stuck)
+
+
+def probe(function: Callable[[], Any], *, timeout: float, grace: float = 1.0) -> Probed:
+    """Call `function` in a forked child; its result must be of `marshal`'s types. Costs no second interpreter start."""
+    import marshal
+
+    def call(result: int) -> NoReturn:
+        answer: tuple[Any, str | None]
+        try:
+            answer = (function(), None)
+        except Exception as error:
+            answer = (None, f"{type(error).__name__}: {error}")
+        data = marshal.dumps(answer)
+        while data:
+            data = data[os.write(result, data) :]
+        os._exit(0)
+
+    rc, (_, _, data), seconds, timed_out, stuck = _supervise(call, timeout, grace, 64 << 20)
+    if stuck or timed_out:
+        error = f"no answer in {timeout:g} s" + (", and can't be killed" if stuck else "")
+        return Probed(None, error, seconds, timed_out, stuck)
+    if rc != 0:
+        return Probed(None, f"the probe died ({f'signal {-rc}' if rc and rc < 0 else f'exit {rc}'})", seconds)
+    value, error_text = marshal.loads(data)  # noqa: S302 - our own child wrote it
+    return Probed(value, error_text, seconds)
+
+
+def alive(child: Child) -> bool:
+    """Whether exactly this child is still a process (a zombie is not)."""
+    state, start = _stat(child.pid)
+    return start == child.start and state != "Z"
+
+
+def _supervise(
+    body: Callable[[int], NoReturn], timeout: float, grace: float, limit: int
+) -> tuple[int | None, list[bytes], float, bool, Child | None]:
+    """Fork, run `body(result fd)` in the child, see it to its end: rc, [stdout, stderr, result], seconds, …"""
+    began = time.monotonic()
+    pipes = [os.pipe() for _ in range(3)]
+    pid = os.fork()
+    if pid == 0:
+        _become_child([write for _, write in pipes], body)
+    for _, write in pipes:
+        os.close(write)
+    readers = [read for read, _ in pipes]
+    data = [bytearray() for _ in pipes]
+    rc: int | None = None
+    timed_out = False
+    child = Child(pid, _stat(pid)[1])
+    try:
+        for sign, seconds in ((0, timeout), (signal.SIGTERM, grace), (signal.SIGKILL, KILL_WAIT)):
+            if sign:
+                timed_out = True
+                _signal_group(pid, sign)
+            rc = _follow(pid, readers, data, time.monotonic() + seconds, limit)
+            if rc is not None:
+                break
+    except BaseException:  # our own end (SIGTERM by slurmd, Ctrl-C): leave no child behind
+        _signal_group(pid, signal.SIGKILL)
+        raise
+    finally:
+        for read in readers:
+            os.close(read)
+    return rc, [bytes(part) for part in data], time.monotonic() - began, timed_out, child if rc is None else None
+
+
+def _become_child(ends: Sequence[int], body: Callable[[int], NoReturn]) -> NoReturn:
+    """In the child: own session, fds 0-2 on /dev/null and our pipes, 3 the result pipe (closed by exec), no others."""
+    try:
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        null = os.open("/dev/null", os.O_RDWR)
+        # Out of the way of 0-3 first: a hook may have been started with some of those closed.
+        sources = [os.dup(fd) if fd < 4 else fd for fd in (null, *ends)]
+        sources = [os.dup(os.dup(os.dup(os.dup(fd)))) if fd < 4 else fd for fd in sources]
+        for target, source in enumerate(sources):
+            os.dup2(source, target, inheritable=target < 3)
+        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+        body(3)
+    finally:
+        os._exit(125)
+
+
+def _follow(pid: int, readers: Sequence[int], data: Sequence[bytearray], deadline: float, limit: int) -> int | None:
+    """Read the child's pipes until it exits: its exit code, or None at the deadline.
+
+    The end is the child's exit, not end-of-file: a grandchild that kept our pipe (nvvs does) must not hold us up.
+    """
+    poll = select.poll()
+    for read in readers:
+        os.set_blocking(read, False)
+        poll.register(read, select.POLLIN)
+    try:
+        exit_fd = os.pidfd_open(pid)
+        poll.register(exit_fd, select.POLLIN)
+    except (AttributeError, OSError):  # Linux before 5.3: look for its exit every 20 ms
+        exit_fd = -1
+    try:
+        while True:
+            left = deadline - time.monotonic()
+            for fd, _ in poll.poll(max(0.0, left if exit_fd >= 0 else min(left, 0.02)) * 1000):
+                if fd != exit_fd and not _drain(fd, readers.index(fd), data, limit):
+                    poll.unregister(fd)
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                for index, read in enumerate(readers):
+                    while _drain(read, index, data, limit):
+                        pass
+                return os.waitstatus_to_exitcode(status)
+            if left <= 0:
+                return None
+    finally:
+        if exit_fd >= 0:
+            os.close(exit_fd)
+
+
+def _drain(fd: int, index: int, data: Sequence[bytearray], limit: int) -> bool:
+    """One read of `fd` into `data[index]`, keeping `limit` bytes in all; False when there was nothing to read."""
+    try:
+        chunk = os.read(fd, 1 << 16)
+    except BlockingIOError:
+        return False
+    data[index] += chunk[: limit - len(data[index])]
+    return bool(chunk)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    """Signal the child's process group; before its setsid took effect, the child itself."""
+    for send in (os.killpg, os.kill):
+        try:
+            send(pid, number)
+            return
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """State letter and start time of `pid`; ("", 0) when it is gone. The name may hold spaces and parentheses."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return "", 0
+    return fields[0].decode(), int(fields[19])
