@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 @frozen
 class Paths:
     state: File = "/var/lib/gpuhealth"
+    run: File = "/run/gpuhealth"
+    """Locks, and the journal while `state` can't be written; on a tmpfs."""
     kernel_log: File = "/dev/kmsg"
     proc: File = "/proc"
     sys: File = "/sys"
