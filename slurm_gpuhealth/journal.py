@@ -1,11 +1,11 @@
 """The node's own record: one SQLite file, the only place that this suite writes on a node.
 
     state        small values by name: cursors, baselines, last readings, the hold, children that can't be killed
-    finding      what was seen, and what the policy made of it
+    finding      what was seen, and what the policy made of it; a fault waits for a decision until `acted` names one
     job          what ran here, on which GPUs, and how it ended
     diagnostic   DCGM results, one row a GPU
     decision     each change of the node that was made, refused, put off, or would have been made (shadow)
-    pending      what is to be done later: a drain that the controller did not take, a retest
+    retest       GPUs whose bandwidth was low while other jobs ran: to be tested again when the node is idle
 
 Killed at any instruction it is good on the next run (WAL). A corrupt file is set aside and begun anew. When the disk
 is full or read-only the journal goes on in `paths.run` (a tmpfs) and comes back with its state when the disk does.
@@ -32,9 +32,10 @@ CREATE TABLE finding (
   id INTEGER PRIMARY KEY, time REAL NOT NULL, seen REAL NOT NULL, source TEXT NOT NULL, code TEXT NOT NULL,
   severity TEXT NOT NULL, rung TEXT NOT NULL, mode TEXT NOT NULL, uuid TEXT, pci TEXT, gpu INTEGER, serial TEXT,
   message TEXT NOT NULL, standing INTEGER NOT NULL, count INTEGER NOT NULL, details TEXT NOT NULL,
-  job INTEGER, uid INTEGER, cleared REAL);
+  job INTEGER, uid INTEGER, cleared REAL, acted INTEGER, acked REAL);
 CREATE INDEX finding_time ON finding (time);
 CREATE INDEX finding_key ON finding (source, code, time);
+CREATE INDEX finding_open ON finding (severity) WHERE acted IS NULL AND cleared IS NULL;
 CREATE TABLE job (
   job INTEGER NOT NULL, restart INTEGER NOT NULL, uid INTEGER NOT NULL, user TEXT NOT NULL, nodes INTEGER NOT NULL,
   gpus TEXT NOT NULL, started REAL NOT NULL, ended REAL, exit_code INTEGER, signal INTEGER, derived INTEGER,
@@ -47,8 +48,7 @@ CREATE INDEX diagnostic_uuid ON diagnostic (uuid, level, time);
 CREATE TABLE decision (
   id INTEGER PRIMARY KEY, time REAL NOT NULL, program TEXT NOT NULL, action TEXT NOT NULL, reason TEXT NOT NULL,
   result TEXT NOT NULL, was TEXT NOT NULL, job INTEGER);
-CREATE TABLE pending (action TEXT NOT NULL, target TEXT NOT NULL, time REAL NOT NULL, value BLOB NOT NULL,
-  PRIMARY KEY (action, target)) WITHOUT ROWID;
+CREATE TABLE retest (uuid TEXT PRIMARY KEY, time REAL NOT NULL, job INTEGER) WITHOUT ROWID;
 """
 
 

@@ -67,12 +67,8 @@ def judge(
     findings: Iterable[Finding],
     settings: Settings,
     repeats: Repeats,
-    acked: Collection[tuple[str, str]],
 ) -> list[Judged]:
-    """Each finding with the severity, rung and mode that the policy gives it; sources that are off are left out.
-
-    `acked` holds (finding key, GPU's UUID or PCI address or "") of what an admin said to leave alone.
-    """
+    """Each finding with the severity, rung and mode that the policy gives it; sources that are off are left out."""
     judged = []
     for finding in findings:
         row = match(settings.policy, finding, repeats)
@@ -82,8 +78,6 @@ def judge(
             continue
         if finding.details.get("old"):
             mode = "old"
-        elif identity(finding) in acked:
-            mode = "acked"
         judged.append(Judged(finding, severity, rung if severity == "fault" else "", mode, why))
     return judged
 

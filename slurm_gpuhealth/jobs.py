@@ -1,0 +1,68 @@
+"""What runs on this node and which GPUs it holds, from our own journal: no call to the controller.
+
+Also whether a job's GPUs may start without a test: a pass that is still fresh and nothing new since.
+"""
+
+from __future__ import annotations
+
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.slurm.environment import Job
+
+
+def started(journal: Journal, job: Job, uuids: Sequence[str], now: float) -> None:
+    """Record that `job` has these GPUs from now on. A requeued job has a row for each of its runs."""
+    journal.write(
+        "INSERT OR REPLACE INTO job (job, restart, uid, user, nodes, gpus, started) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        *(job.job_id, job.restart, job.uid, job.user, job.num_nodes, ",".join(uuids), now),
+    )
+
+
+def ended(journal: Journal, job: Job, outcome: str, now: float) -> None:
+    """Record how `job` ended as far as an epilog can know; also one whose prolog was not ours to see."""
+    journal.write(
+        "INSERT INTO job (job, restart, uid, user, nodes, gpus, started, ended, exit_code, signal, derived, outcome)"
+        " VALUES (?, ?, ?, ?, ?, '', ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET ended = excluded.ended,"
+        " exit_code = excluded.exit_code, signal = excluded.signal, derived = excluded.derived,"
+        " outcome = excluded.outcome",
+        *(job.job_id, job.restart, job.uid, job.user, job.num_nodes, now, now),
+        *(job.exit_code, job.signal, job.derived_code, outcome),
+    )
+
+
+def running(journal: Journal, but: int = 0) -> list[tuple[int, list[str]]]:
+    """(job id, its GPUs) of what runs here, other than job `but`. What started before this boot runs no more."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    rows = journal.rows("SELECT job, gpus FROM job WHERE ended IS NULL AND started > ? AND job != ?", booted, but)
+    return [(job, gpus.split(",") if gpus else []) for job, gpus in rows]
+
+
+def holder(journal: Journal, uuid: str, when: float) -> tuple[int, int] | None:
+    """(job id, uid) of the job that held GPU `uuid` at `when`; a fault is often logged just after its job's end."""
+    row = journal.one(
+        "SELECT job, uid FROM job WHERE instr(gpus, ?) AND started <= ? AND coalesce(ended, 1e12) >= ?"
+        " ORDER BY started DESC",
+        *(uuid, when + 1, when - 5),
+    )
+    return (row[0], row[1]) if row else None
+
+
+def fresh_pass(journal: Journal, uuids: Sequence[str], level: int, since: float) -> bool:
+    """Whether each GPU passed run level `level` or a deeper one after `since`, with nothing new on it after that."""
+    for uuid in uuids:
+        row = journal.one(
+            "SELECT time, outcome FROM diagnostic WHERE uuid = ? AND level >= ? ORDER BY time DESC LIMIT 1", uuid, level
+        )
+        if row is None or row[0] < since or row[1] != "pass":
+            return False
+        if journal.one(
+            "SELECT 1 FROM finding WHERE severity != 'info' AND time > ? AND (uuid = ? OR uuid IS NULL) LIMIT 1",
+            *(row[0], uuid),
+        ):
+            return False
+    return bool(uuids)
