@@ -141,6 +141,8 @@ def _supervise(
     rc: int | None = None
     timed_out = False
     child = Child(pid, _stat(pid)[1])
+    # slurmd ends a program that takes too long with SIGTERM: then our child has to go too.
+    before = signal.signal(signal.SIGTERM, _terminated)
     try:
         for sign, seconds in ((0, timeout), (signal.SIGTERM, grace), (signal.SIGKILL, KILL_WAIT)):
             if sign:
@@ -153,9 +155,14 @@ def _supervise(
         _signal_group(pid, signal.SIGKILL)
         raise
     finally:
+        signal.signal(signal.SIGTERM, before)
         for read in readers:
             os.close(read)
     return rc, [bytes(part) for part in data], time.monotonic() - began, timed_out, child if rc is None else None
+
+
+def _terminated(*_: object) -> NoReturn:
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _become_child(ends: Sequence[int], body: Callable[[int], NoReturn]) -> NoReturn:
