@@ -1,0 +1,166 @@
+import contextlib
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from slurm_gpuhealth.journal import open_journal
+from slurm_gpuhealth.settings import Paths
+
+
+@pytest.fixture
+def paths(tmp_path):
+    return Paths(state=str(tmp_path / "state"), run=str(tmp_path / "run"))
+
+
+def test_values_come_back_in_the_next_program(paths):
+    first = open_journal(paths)
+    first.put("kernel", ("boot", 42, 1.5))
+    first.put("gone", 1)
+    first.put("gone", None)
+    second = open_journal(paths)
+    assert second.get("kernel") == ("boot", 42, 1.5)
+    assert second.get("gone", "default") == "default"
+    assert not second.trouble
+
+
+def test_the_folder_is_for_root_alone(paths):
+    open_journal(paths)
+    assert stat.S_IMODE(os.stat(paths.state).st_mode) == 0o700
+
+
+def test_a_corrupt_file_is_set_aside_and_begun_anew(paths):
+    open_journal(paths).put("a", 1)
+    with open(os.path.join(paths.state, "journal.db"), "r+b") as file:
+        file.write(b"not a database at all" * 100)
+    for suffix in ("-wal", "-shm"):
+        if os.path.exists(os.path.join(paths.state, "journal.db" + suffix)):
+            os.unlink(os.path.join(paths.state, "journal.db" + suffix))
+    journal = open_journal(paths)
+    assert "set aside" in journal.get("corrupt")
+    journal.put("b", 2)
+    assert open_journal(paths).get("b") == 2
+    assert any("corrupt-" in name for name in os.listdir(paths.state))
+
+
+def test_a_state_folder_that_can_not_be_used_sends_the_journal_to_run_and_back(paths):
+    with open(paths.state, "w"):
+        pass  # a file where the folder should be
+    journal = open_journal(paths)
+    assert "journal in" in journal.trouble
+    journal.put("kernel", 7)
+    assert open_journal(paths).get("kernel") == 7
+    os.unlink(paths.state)
+    mended = open_journal(paths)
+    assert not mended.trouble
+    assert mended.get("kernel") == 7
+    assert not os.path.exists(os.path.join(paths.run, "journal.db"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_on_a_full_disk_it_goes_on_elsewhere_with_its_state(paths):
+    os.makedirs(paths.state)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", paths.state], check=True)
+    try:
+        journal = open_journal(paths)
+        journal.put("kernel", 1)
+        fill = os.open(os.path.join(paths.state, "fill"), os.O_WRONLY | os.O_CREAT)
+        with contextlib.suppress(OSError):
+            while True:
+                os.write(fill, b"x" * 4096)
+        os.close(fill)
+        for number in range(200):
+            journal.put(f"big{number}", "x" * 2000)
+        assert "full" in journal.trouble
+        assert journal.get("kernel") == 1
+        again = open_journal(paths)
+        assert again.get("big199") == "x" * 2000
+        os.unlink(os.path.join(paths.state, "fill"))
+    finally:
+        subprocess.run(["umount", "-l", paths.state], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_on_a_read_only_disk_it_says_so_and_goes_on(paths):
+    os.makedirs(paths.state)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", paths.state], check=True)
+    try:
+        first = open_journal(paths)
+        first.put("a", 1)
+        first.db.close()
+        subprocess.run(["mount", "-o", "remount,ro", paths.state], check=True)
+        journal = open_journal(paths)
+        journal.put("b", 2)
+        assert journal.trouble
+        assert open_journal(paths).get("b") == 2
+    finally:
+        subprocess.run(["umount", "-l", paths.state], check=True)
+
+
+def test_killed_at_any_moment_the_next_program_finds_a_good_journal(paths):
+    code = f"""
+from slurm_gpuhealth.journal import open_journal
+from slurm_gpuhealth.settings import Paths
+journal = open_journal(Paths(state={paths.state!r}, run={paths.run!r}))
+n = journal.get("n", 0)
+print(n, flush=True)
+while True:
+    n += 1
+    journal.begin()
+    journal.put("n", n)
+    journal.put("twin", n)
+    journal.commit()
+"""
+    last = 0
+    for attempt in range(8):
+        writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        writer.stdout.readline()
+        time.sleep(0.01 * attempt)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        journal = open_journal(paths)
+        assert journal.get("n", 0) == journal.get("twin", 0) >= last
+        assert journal.one("PRAGMA integrity_check")[0] == "ok"
+        last = journal.get("n", 0)
+    assert last > 0
+
+
+def test_a_value_that_can_not_be_read_is_absent(paths):
+    journal = open_journal(paths)
+    journal.write("INSERT INTO state VALUES ('bad', x'ff')")
+    assert journal.get("bad", 5) == 5
+
+
+def test_pruning_forgets_by_age_but_not_what_still_stands(paths):
+    journal = open_journal(paths)
+    insert = (
+        "INSERT INTO finding (time, seen, source, code, severity, rung, mode, message, standing, count, details)"
+        " VALUES (?, ?, 'nvml', ?, 'fault', '', 'enforce', '', ?, 1, '{}')"
+    )
+    journal.write(insert, 1, 1, "event", 0)
+    journal.write(insert, 1, 1, "stands", 1)
+    journal.write(insert, 9, 9, "new", 0)
+    journal.prune(5)
+    assert [row[0] for row in journal.rows("SELECT code FROM finding ORDER BY id")] == ["stands", "new"]
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    os.chown(folder, 65534, 65534)
+    journal = open_journal(Paths(state=str(folder), run=str(tmp_path / "run")))
+    assert "owned by uid 65534" in journal.trouble
+
+
+def test_the_journal_is_plain_sqlite_for_an_admin(paths):
+    open_journal(paths).put("a", 1)
+    with sqlite3.connect(os.path.join(paths.state, "journal.db")) as db:
+        tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert {"state", "finding", "job", "diagnostic", "decision", "retest"} <= tables
