@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     Celsius = int
     File = str
     """Absolute path; `{node}` stands for the node's name."""
+    Address = str
+    """`HOST`, `HOST:PORT` or `unix:///PATH`; `{node}` as in `File`."""
+    Argv = tuple[str, ...]
+    """A program by its absolute path, and its arguments."""
     Mode = Literal["enforce", "shadow"]
     SourceMode = Literal["enforce", "shadow", "off"]
 
@@ -84,7 +88,7 @@ class Command:
     """One `[[check.command]]`: a site's own check."""
 
     name: str
-    argv: tuple[str, ...]
+    argv: Argv
     timeout: Seconds = 10.0
     every: Seconds = 60.0
     mode: SourceMode = "shadow"
@@ -116,7 +120,7 @@ class Nvml:
 class Dcgm:
     backend: Literal["dcgmi", "pydcgm", "off"] = "dcgmi"
     dcgmi: File = "/usr/bin/dcgmi"
-    host: str = "127.0.0.1:5555"
+    host: Address = "127.0.0.1:5555"
     pydcgm: File = "/usr/share/datacenter-gpu-manager-4/bindings/python3"
     health_every: Seconds = 300.0
 

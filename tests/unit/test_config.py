@@ -1,0 +1,258 @@
+"""The configuration: what an admin writes becomes settings, or an error that names line, key and the remedy."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from slurm_gpuhealth import config, config_check
+from slurm_gpuhealth.config import ConfigError
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "etc/gpuhealth.toml"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str) -> str:
+        path = tmp_path / "gpuhealth.toml"
+        path.write_text(textwrap.dedent(text))
+        os.utime(path, (1, 1))
+        return str(path)
+
+    return write
+
+
+def problems(path: str) -> list[tuple[int, str, str]]:
+    with pytest.raises(ConfigError) as caught:
+        config.load(path, "n1")
+    assert all(one.file == path for one in caught.value.problems)
+    return [(one.line, one.key, one.message) for one in caught.value.problems]
+
+
+def uncommented() -> str:
+    """The shipped file with each `#key = value` switched on; prose and examples begin with `# `."""
+    lines = SHIPPED.read_text().splitlines()
+    return "\n".join(line[1:] if line.startswith("#") and line[1:2].isalpha() else line for line in lines)
+
+
+def test_the_shipped_file_as_it_is_says_nothing(write):
+    assert replace(config.load(write(SHIPPED.read_text()), "n1"), policy=()) == Settings()
+
+
+def test_the_shipped_file_with_every_key_switched_on_is_the_defaults(write):
+    assert replace(config.load(write(uncommented()), "n1"), policy=()) == Settings()
+
+
+def test_the_shipped_file_has_every_key_of_the_settings(write):
+    data, _ = config_check.parse_with_lines(write(uncommented()))
+    for table, default in Settings().__dict__.items():
+        if hasattr(default, "__dict__"):
+            assert data[table].keys() | {"command"} == default.__dict__.keys() | {"command"}, table
+    assert "mode" in data
+
+
+def test_the_examples_in_the_shipped_file_load(write):
+    lines = SHIPPED.read_text().splitlines()
+    text = "\n".join(line[1:] for line in lines if line.startswith("#    "))
+    loaded = config.load(write(text), "n1")
+    assert loaded.check.command[0].argv[0] == "/usr/local/sbin/check-nvme"
+    assert [row.finding for row in loaded.policy[:2]] == ["xid:63", "nvml:thermal"]
+
+
+def test_the_documentation_is_made_from_the_shipped_file():
+    assert subprocess.run([sys.executable, str(ROOT / "scripts/gen-docs"), "--check"], check=False).returncode == 0
+
+
+def test_values_are_read_by_their_kind(write):
+    loaded = config.load(
+        write("""
+        mode = "enforce"
+        [prolog]
+        timeout = "1.5min"
+        [epilog]
+        max_share = "0.5%"
+        ask_slurm = true
+        [gpus]
+        vbios = ["a", "b"]
+        [check]
+        [[check.command]]
+        name = "c"
+        argv = ["/bin/c", "-x"]
+        """),
+        "n1",
+    )
+    assert (loaded.mode, loaded.prolog.timeout, loaded.epilog.max_share) == ("enforce", 90.0, 0.005)
+    assert (loaded.epilog.ask_slurm, loaded.gpus.vbios) == (True, ("a", "b"))
+    assert loaded.check.command[0].argv == ("/bin/c", "-x")
+    assert loaded.check.command[0].mode == "shadow"
+
+
+def test_the_node_name_is_filled_into_paths_only(write):
+    path = write("""
+    [paths]
+    state = "/var/{node}/state-{node}"
+    [dcgm]
+    host = "unix:///run/{node}.sock"
+    [host]
+    mounts = ["/scratch/{node}"]
+    [gpus]
+    driver = "{node}"
+    """)
+    for _ in range(2):  # parsed, then from the cache
+        loaded = config.load(path, "gpu-1.a_b")
+        assert loaded.paths.state == "/var/gpu-1.a_b/state-gpu-1.a_b"
+        assert loaded.dcgm.host == "unix:///run/gpu-1.a_b.sock"
+        assert loaded.host.mounts == ("/scratch/gpu-1.a_b",)
+        assert loaded.gpus.driver == "{node}"
+    assert config.load(path, "other").host.mounts == ("/scratch/other",)
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "a/b", "a b", "-a", ".a", "a\n", "é", "$x"])
+def test_a_node_name_that_is_no_node_name_is_refused(write, name):
+    with pytest.raises(ConfigError, match="no node name"):
+        config.load(write(""), name)
+
+
+def test_the_node_name_comes_from_slurmd_where_nobody_gives_it(write, monkeypatch):
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    assert config.load(write('[paths]\nstate = "/s/{node}"')).paths.state == "/s/n7"
+
+
+def test_the_path_comes_from_the_environment(write, monkeypatch):
+    monkeypatch.setenv("GPUHEALTH_CONFIG", write('mode = "enforce"'))
+    assert config.load(node="n1").mode == "enforce"
+
+
+def test_a_missing_file_says_so(tmp_path):
+    assert "can't be read" in problems(str(tmp_path / "none.toml"))[0][2]
+
+
+# fmt: off
+ROW = '[[policy]]\nfinding = "xid:1"\nseverity = "info"\n'
+COMMAND = '[[check.command]]\nname = "a"\nargv = ["/a"]\n'
+# What it is: the text, the line and the key that the error must name, and a part of what it must say.
+WRONG = {
+    "unknown key with a near one": ('[prolog]\ntimout = "1s"', 2, "prolog.timout", "did you mean timeout?"),
+    "key of another table": ("[prolog]\nmax_nodes = 2", 2, "prolog.max_nodes", "belongs into [epilog]"),
+    "key of no table": ("[prolog]\nzzz = 2", 2, "prolog.zzz", "known here: timeout, reuse_pass"),
+    "unknown table": ("\n[prolg]\n", 2, "prolg", "did you mean prolog?"),
+    "table as a value": ("prolog = 3", 1, "prolog", "expected a table, [prolog], not 3"),
+    "value as a table": ("[mode]", 1, "mode", '"enforce" or "shadow"'),
+    "number without unit": ("[check]\ntimeout = 30", 2, "check.timeout", '"30s", "10min"'),
+    "unknown unit": ('[check]\ntimeout = "1m"', 2, "check.timeout", '"10min"'),
+    "negative duration": ('[journal]\nkeep = "-8d"', 2, "journal.keep", "duration"),
+    "check that Slurm would kill": ('[check]\ntimeout = "60s"', 2, "check.timeout", "Slurm kills"),
+    "prolog that takes for ever": ('[prolog]\ntimeout = "10min"', 2, "prolog.timeout", "a job waits"),
+    "share as a number": ("[drain]\nbudget = 5", 2, "drain.budget", '"0%" to "100%"'),
+    "share above all": ('[drain]\nbudget = "101%"', 2, "drain.budget", "101%"),
+    "negative count": ("[gpus]\ncount = -1", 2, "gpus.count", "0 or more"),
+    "boolean as a count": ("[gpus]\ncount = true", 2, "gpus.count", "not true"),
+    "count as a boolean": ("[epilog]\nask_slurm = 1", 2, "epilog.ask_slurm", "true or false"),
+    "relative path": ('[slurm]\nscontrol = "scontrol"', 2, "slurm.scontrol", "absolute path"),
+    "empty path": ('[slurm]\nscontrol = ""', 2, "slurm.scontrol", "absolute path"),
+    "unknown braces": ('[paths]\nstate = "/x/{host}"', 2, "paths.state", "{node}"),
+    "mode of no kind": ('[sources]\nkernel = "of"', 2, "sources.kernel", 'did you mean "off"?'),
+    "fewer modes for the whole": ('mode = "off"', 1, "mode", '"enforce" or "shadow"'),
+    "literal": ('[prolog]\nmove_job = "x"', 2, "prolog.move_job", '"gentle" or "exit"'),
+    "text for a list": ('[gpus]\nvbios = "x"', 2, "gpus.vbios", "a list"),
+    "port of no shape": ('[infiniband]\nports = ["../1"]', 2, "infiniband.ports", "mlx5_0/1"),
+    "unit that is an option": ('[host]\nunits = ["--now"]', 2, "host.units", "systemd units"),
+    "temperature in Kelvin": ("[nvml]\nmax_temperature = 361", 2, "nvml.max_temperature", "°C"),
+    "control character": ('[gpus]\ndriver = "a\\u0007"', 2, "gpus.driver", "text"),
+    "host that is an option": ('[dcgm]\nhost = "--x"', 2, "dcgm.host", "HOST:PORT"),
+    "nvml slower than the check": ('[check]\ntimeout = "10s"\n[nvml]\ntimeout = "12s"', 4, "nvml.timeout", "below"),
+    "keeping less than policy needs": ('[journal]\nkeep = "1d"', 2, "journal.keep", "7d"),
+    "command without argv": ('[[check.command]]\nname = "a"', 1, "check.command[0].argv", "missing"),
+    "command not absolute": ('[[check.command]]\nname="a"\nargv=["a"]', 3, "check.command[0].argv", "looked up"),
+    "two commands of one name": (COMMAND * 2, 5, "check.command[1].name", "taken"),
+    "command name as a path": ('[[check.command]]\nname = "a/b"\nargv = ["/a"]', 2, "check.command[0].name", "letters"),
+    "policy without severity": ('[[policy]]\nfinding = "xid:1"', 1, "policy[0].severity", "missing"),
+    "unknown severity": ('[[policy]]\nfinding = "xid:1"\nseverity = "bad"', 3, "policy[0].severity", "fault"),
+    "finding without source": ('[[policy]]\nfinding = "79"\nseverity = "info"', 2, "policy[0].finding", "SOURCE:CODE"),
+    "unknown rung": ('[[policy]]\nfinding = "xid:1"\nseverity = "fault"\nrung = "L5"', 4, "policy[0].rung", '"reboot"'),
+    "rung without fault": (ROW + 'rung = "L3"', 4, "policy[0].rung", "only a fault"),
+    "never": (ROW + "times = 0", 4, "policy[0].times", "1 or more"),
+    "no window": (ROW + 'window = "0s"', 4, "policy[0].window", "1s"),
+    "distinct what": (ROW + 'distinct = "x"', 4, "policy[0].distinct", "user"),
+    "distinct once": (ROW + 'distinct = "user"', 4, "policy[0].distinct", "times = 2"),
+    "window longer than memory": (ROW + 'times = 2\nwindow = "60d"', 5, "policy[0].window", "journal.keep"),
+    "when of tables": (ROW + "when = { a = { b = 1 } }", 4, "policy[0].when", "one value"),
+    "third row": (ROW * 2 + "[[policy]]\n\nx = 1", 9, "policy[2].x", "known"),
+    "not TOML": ('mode = "shadow"\n[x\n', 2, "", "not TOML"),
+    "twice the same": ('mode = "shadow"\nmode = "shadow"\n', 2, "", "not TOML"),
+    "unfinished": ('a = """\n\n', 3, "", "not TOML"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
+def test_an_error_names_line_key_and_what_was_expected(write, case):
+    text, line, key, message = case
+    found = problems(write(text))
+    assert any(one[:2] == (line, key) and message in one[2] for one in found), found
+
+
+def test_all_errors_are_told_at_once_in_the_file_s_order(write):
+    found = problems(
+        write("""
+        mode = "on"
+        [drain]
+        budget = 3
+        [prolog]
+        x = '''
+        two
+        lines'''
+        timeout = 3
+        """)
+    )
+    assert [(line, key) for line, key, _ in found] == [
+        (2, "mode"),
+        (4, "drain.budget"),
+        (6, "prolog.x"),
+        (9, "prolog.timeout"),
+    ]
+
+
+def test_lines_are_found_after_multi_line_values_dotted_keys_and_quoted_headers():
+    lines = config_check.line_numbers(
+        'a = [\n  1, # ]\n  "x]",\n]\n\nb.c = 1 # d\n["e"]\nf = """\n[g]\nh = 1"""\n[[i.j]]\nk = 1\n[[i.j]]\nk = 2\n'
+    )
+    assert lines["a",] == 1
+    assert lines["b", "c"] == 6
+    assert lines["e", "f"] == 8
+    assert ("g",) not in lines
+    assert (lines["i", "j", 0, "k"], lines["i", "j", 1, "k"]) == (12, 14)
+
+
+def test_bytes_that_are_no_text_are_a_problem_with_a_line(write):
+    path = write("")
+    Path(path).write_bytes(b'mode = "shadow"\n#\n# \xff\n')
+    assert problems(path) == [(3, "", "not TOML: a byte that is not UTF-8")]
+
+
+def test_a_file_too_large_to_be_a_configuration_is_not_read(write):
+    assert "1 MiB" in problems(write("#" * (1 << 20) + "#"))[0][2]
+
+
+@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(alphabet="[]{}=\"'#.ab1\n\\ policychmd", max_size=80))
+def test_no_text_is_answered_by_anything_but_settings_or_a_config_error(write, text):
+    try:
+        config.load(write(text), "n1")
+    except ConfigError as error:
+        assert error.problems  # noqa: PT017 - either outcome is right
+
+
+def test_site_rows_come_before_the_built_in_ones(write):
+    rows = config.load(write('[[policy]]\nfinding = "xid:79"\nseverity = "info"'), "n1").policy
+    assert (rows[0].finding, rows[0].severity) == ("xid:79", "info")
+    assert len(rows) > 20
