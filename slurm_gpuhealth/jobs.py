@@ -19,7 +19,7 @@ def started(journal: Journal, job: Job, uuids: Sequence[str], now: float) -> Non
     """Record that `job` has these GPUs from now on. A requeued job has a row for each of its runs."""
     journal.write(
         "INSERT OR REPLACE INTO job (job, restart, uid, user, nodes, gpus, started) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        *(job.job_id, job.restart, job.uid, job.user, job.num_nodes, ",".join(uuids), now),
+        *(job.job_id, job.restart, _uid(job), job.user, job.num_nodes, ",".join(uuids), now),
     )
 
 
@@ -30,8 +30,8 @@ def ended(journal: Journal, job: Job, outcome: str, now: float) -> None:
         " VALUES (?, ?, ?, ?, ?, '', ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET ended = excluded.ended,"
         " exit_code = excluded.exit_code, signal = excluded.signal, derived = excluded.derived,"
         " outcome = excluded.outcome",
-        *(job.job_id, job.restart, job.uid, job.user, job.num_nodes, now, now),
-        *(job.exit_code, job.signal, job.derived_code, outcome),
+        *(job.job_id, job.restart, _uid(job), job.user, job.num_nodes, now, now),
+        *(job.exit_code, job.signal, job.derived_code << 8 | job.derived_signal, outcome),
     )
 
 
@@ -66,3 +66,7 @@ def fresh_pass(journal: Journal, uuids: Sequence[str], level: int, since: float)
         ):
             return False
     return bool(uuids)
+
+
+def _uid(job: Job) -> int:
+    return -1 if job.uid is None else job.uid

@@ -13,7 +13,7 @@ from slurm_gpuhealth.frozen import frozen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Literal
 
     from slurm_gpuhealth.findings import Severity
@@ -38,7 +38,6 @@ SOURCE_OF = {  # a finding's source → the key of [sources] that governs it
     "host": "host",
     "leftover": "leftovers",
 }
-FACTS = {"xid": "Xid", "sxid": "SXid"}  # sources whose codes are numbers need a word before them in a reason
 
 
 @frozen
@@ -51,16 +50,6 @@ class Judged:
     mode: Mode
     """Whether a fault may act: only `enforce` does; the others are recorded with the word that says why not."""
     why: str = ""
-
-
-@frozen
-class Decision:
-    """What the node's state should become, and the facts that go into the reason."""
-
-    worst: Judged
-    fact: str
-    gpu: int | None
-    rung: str
 
 
 def judge(
@@ -94,21 +83,10 @@ def match(rows: Sequence[Row], finding: Finding, repeats: Repeats) -> Row | None
     return None
 
 
-def decide(judged: Iterable[Judged], modes: Collection[str] = ("enforce",)) -> Decision | None:
-    """The drain that these findings call for, if any: by the highest rung, then by the order in which they were seen.
-
-    `modes`: which modes count; `("enforce", "shadow")` tells what would have been done.
-    """
-    faults = [one for one in judged if one.severity == "fault" and one.mode in modes]
-    if not faults:
-        return None
-    worst = max(faults, key=lambda one: RUNGS.index(one.rung) if one.rung in RUNGS else -1)
-    return Decision(worst, fact(worst.finding), worst.finding.gpu.index if worst.finding.gpu else None, worst.rung)
-
-
-def fact(finding: Finding) -> str:
-    """The word that an admin reads first in `sinfo -R`: `Xid79`, `lost`, `memory`."""
-    return FACTS.get(finding.source, "") + finding.code
+def worst(judged: Iterable[Judged]) -> Judged | None:
+    """The fault that names the reason: of the highest rung, then the one seen first. None without a fault."""
+    faults = [one for one in judged if one.severity == "fault"]
+    return max(faults, key=lambda one: RUNGS.index(one.rung) if one.rung in RUNGS else -1, default=None)
 
 
 def identity(finding: Finding) -> tuple[str, str]:
