@@ -1,0 +1,38 @@
+"""DCGM's diagnostics, run levels 1 to 4: two back ends (dcgmi, pydcgm) behind one result model."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slurm_gpuhealth.diagnose.model import Diagnosis as Diagnosis
+    from slurm_gpuhealth.findings import Finding
+    from slurm_gpuhealth.settings import Settings
+
+
+def diagnose(level: int, gpus: Sequence[str], settings: Settings, timeout: float) -> Diagnosis:
+    """Run DCGM level `level` on `gpus` (UUIDs; none: all of the node's) in at most `timeout` seconds, all in all.
+
+    Raises nothing. Takes no lock and keeps nothing: one diagnostic at a time on a node is the caller's business, a
+    `busy` diagnosis (somebody else's is running) worth another try within its deadline.
+    """
+    from slurm_gpuhealth.diagnose import model
+
+    if settings.dcgm.backend == "off":
+        message = "DCGM is switched off (dcgm.backend)"
+        return model.Diagnosis("not-testable", level, advice=message + ".", message=message)
+    if settings.dcgm.backend == "pydcgm":
+        from slurm_gpuhealth.diagnose import pydcgm
+
+        return pydcgm.run(level, gpus, settings.dcgm, timeout, expected=settings.gpus.count)
+    from slurm_gpuhealth.diagnose import dcgmi
+
+    return dcgmi.run(level, gpus, settings.dcgm, timeout, expected=settings.gpus.count)
+
+
+def findings(diagnosis: Diagnosis, now: float) -> list[Finding]:
+    """What a diagnosis means to the judge: `model.findings`."""
+    from slurm_gpuhealth.diagnose import model
+
+    return model.findings(diagnosis, now)

@@ -1,0 +1,143 @@
+"""Diagnostics through NVIDIA's `dcgmi`: the default back end, as a program can be stopped and a library call can't."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import lru_cache
+from time import monotonic
+
+from slurm_gpuhealth import child
+from slurm_gpuhealth.diagnose import engine, parse
+from slurm_gpuhealth.diagnose.catalogue import number
+from slurm_gpuhealth.frozen import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slurm_gpuhealth.child import Completed
+    from slurm_gpuhealth.diagnose.model import Diagnosis
+    from slurm_gpuhealth.settings import Dcgm
+
+HEARTBEAT_SINCE = (4, 4, 2)
+EXPECTED_SINCE = (3, 3, 8)
+"""`-n` and `-t`; older ones would refuse the whole command line."""
+SHORT = 10.0
+"""Seconds for dcgmi's quick questions; they take 0.05."""
+BAD_PARAMETER = 255
+
+
+class DcgmError(Exception):
+    """dcgmi was asked something and gave no use of an answer: what was asked, and what came back."""
+
+
+def run(
+    level: int,
+    gpus: Sequence[str],
+    settings: Dcgm,
+    timeout: float,
+    *,
+    expected: int = 0,
+    version: str | None = None,
+) -> Diagnosis:
+    """Run level `level` on `gpus` (DCGM's entity ids or UUIDs; none: all, `expected` of them if that is known).
+
+    `timeout` is all in all: DCGM's own limit (`-t`) comes first, then our SIGTERM, which stops the diagnostic in 4 s,
+    and, 6 s later, SIGKILL, which stops it only where the heartbeat is known (4.4.2). Raises nothing.
+    """
+    began = monotonic()
+    if not engine.answers(settings.host):
+        return engine.nothing("tool-error", level, f"no host engine at {settings.host}")
+    try:
+        known = discover(settings)
+        version = version or program_version(settings.dcgmi)
+    except DcgmError as error:
+        return engine.nothing("tool-error", level, str(error))
+    ids, lost = engine.select(gpus, known)
+    if gpus and not ids:
+        return engine.nothing("not-testable", level, f"DCGM does not see {', '.join(lost)}")
+    left = timeout - (monotonic() - began)
+    limit = max(left - engine.STOP - 1, left / 2)  # when our SIGTERM goes out
+    argv = command(level, ids, settings, max(1, int(limit - engine.STOP)), expected, version)
+    done = child.run(argv, timeout=limit, grace=engine.STOP, cpus=all_cpus())
+    diagnosis = _read(done, level, ids or sorted(known), limit)
+    if expected and not gpus and done.rc == BAD_PARAMETER:
+        diagnosis = engine.nothing("not-testable", level, f"DCGM sees {len(known)} GPUs, not the {expected} expected")
+    diagnosis = replace(diagnosis, seconds=done.seconds, stuck=done.stuck)
+    return engine.finish(diagnosis, known, lost)
+
+
+def command(
+    level: int, ids: Sequence[int], settings: Dcgm, seconds: int, expected: int, version: str | None
+) -> list[str]:
+    """The command line, with the options that dcgmi `version` knows. `-n` is refused beside `-i`."""
+    spoken = number(version or "")
+    argv = [settings.dcgmi, "diag", "--host", settings.host, "-r", str(level), "-j"]
+    if ids:
+        argv += ["-i", ",".join(map(str, ids))]
+    elif expected and spoken >= EXPECTED_SINCE:
+        argv += ["-n", f"gpu:{expected}"]
+    if spoken >= EXPECTED_SINCE:
+        argv += ["-t", str(seconds)]
+    if spoken >= HEARTBEAT_SINCE:
+        argv.append("--enable-heartbeat")
+    return argv
+
+
+def discover(settings: Dcgm) -> dict[int, str]:
+    """The GPUs that DCGM sees: entity id → UUID (no diagnostic's document has UUIDs). Raises DcgmError."""
+    done = child.run([settings.dcgmi, "discovery", "--host", settings.host, "-l"], timeout=SHORT, grace=engine.STOP)
+    text = done.stdout.decode("utf-8", "replace")
+    if done.rc != 0:
+        raise DcgmError(f"dcgmi discovery {_failed(done, SHORT)}")
+    return gpus_of(text)
+
+
+def gpus_of(text: str) -> dict[int, str]:
+    """The table of `dcgmi discovery -l`: entity id → UUID."""
+    known: dict[int, str] = {}
+    entity = None
+    for row in text.splitlines():
+        if begins := re.match(r"\|\s*(\d+)\s*\|", row):
+            entity = int(begins[1])
+        if uuid := re.search(r"Device UUID:\s*(GPU-[0-9A-Fa-f-]+)", row):
+            if entity is not None:
+                known[entity] = uuid[1]
+        elif row.startswith("+") and known and "Device" not in row:
+            entity = None
+    return known
+
+
+@lru_cache(maxsize=4)
+def program_version(dcgmi: str) -> str | None:
+    """`dcgmi --version` ("dcgmi  version: 4.6.0") → "4.6.0"; None when it does not say. Raises DcgmError."""
+    done = child.run([dcgmi, "--version"], timeout=SHORT)
+    if done.timed_out or done.rc in (126, 127):
+        raise DcgmError(f"dcgmi --version {_failed(done, SHORT)}")
+    said = re.search(rb"version\s*:\s*([0-9.]+)", done.stdout)
+    return said[1].decode() if said else None
+
+
+def all_cpus() -> set[int]:
+    """Every CPU: a job's affinity, inherited, makes DCGM's pcie test fail on a good GPU (NVIDIA/DCGM#253)."""
+    return set(range(os.sysconf("SC_NPROCESSORS_CONF")))
+
+
+def _read(done: Completed, level: int, ids: Sequence[int], limit: float) -> Diagnosis:
+    """The document decides; without one, why the program gave none."""
+    diagnosis = parse.parse(done.stdout, done.rc, level, ids)
+    if diagnosis.gpus or diagnosis.outcome != "tool-error":
+        return diagnosis
+    if done.timed_out:
+        return engine.nothing("tool-error", level, f"dcgmi diag did not end within {limit:.0f} s and was stopped")
+    if done.rc in (126, 127) or not done.stdout:
+        return engine.nothing("tool-error", level, f"dcgmi diag {_failed(done, limit)}")
+    return diagnosis
+
+
+def _failed(done: Completed, limit: float) -> str:
+    if done.timed_out:
+        return f"did not answer within {limit:.0f} s"
+    words = " ".join((done.stderr or done.stdout).decode("utf-8", "replace").split())[:200]
+    return f"ended with exit code {done.rc}: {words or 'no output'}"

@@ -1,0 +1,260 @@
+"""From what a diagnostic printed to what it means. Pure; never raises on any text.
+
+Exit codes are dcgmReturn_t & 0xff. 226 is both "a test failed" and "nvvs refused to run": the document tells, not
+the code. Status is no blame: one bad GPU sets `software` to Fail on all; the guilty one has `warnings`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from slurm_gpuhealth.diagnose import catalogue, documents, refusal, tables
+from slurm_gpuhealth.diagnose.documents import SOFTWARE
+from slurm_gpuhealth.diagnose.model import HARDWARE, Diagnosis, Error, GpuResult, TestResult, advise, severity
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from slurm_gpuhealth.diagnose.documents import Reading, Result, Test, Warned
+    from slurm_gpuhealth.diagnose.model import Outcome
+
+ORDER: tuple[Outcome, ...] = ("fail", "warn", "config", "tool-error", "not-testable", "pass")
+"""Worst first: an error stands even in a run that was cut short."""
+REQUIRED = {
+    1: {SOFTWARE},
+    2: {"memory", "pcie"},
+    3: {"diagnostic", "memory_bandwidth", "targeted_stress", "targeted_power"},
+    4: {"memtest"},
+}
+"""What a level adds in every DCGM from 2 to 4. The others come with further packages or hardware."""
+OPTIONAL = {"eud", "cpu_eud", "nvbandwidth", "nccl_tests", "pulse_test", "context_create", "sm_stress"}
+"""May be missing or skipped in a pass."""
+LEVEL_OF = {"nvbandwidth": 3, "nccl_tests": 3, "eud": 3, "cpu_eud": 3, "sm_stress": 3, "pulse_test": 4} | {
+    test: level for level, tests in REQUIRED.items() for test in tests
+}
+FAILED = {"fail", "warn"}
+RAN = {"pass", *FAILED}
+ISOLATE_EXIT = 205
+"""dcgmi's exit code for: at least one error of class ISOLATE."""
+NODE_REBOOT = 126
+"""The one error code whose cure is neither a test nor a reset: GPU_RECOVERY_REBOOT."""
+
+
+def parse(
+    text: str | bytes,
+    exit_code: int | None = None,
+    level: int | None = None,
+    expected_gpus: Iterable[int] | None = None,
+    expected_tests: Collection[str] | None = None,
+) -> Diagnosis:
+    """What `text`, all that a diagnostic printed, means.
+
+    With `level` or `expected_tests`, a test that did not run keeps the result from being a pass; with `expected_gpus`
+    (DCGM's ids), a GPU that is not in it. Without them, what is there is all that was asked for.
+    """
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", "replace")
+    reading = documents.read(text)
+    if reading.unreadable:
+        reading = tables.read(text) or reading
+    if reading.refused is not None or reading.unreadable:
+        return refusal.judge(reading, exit_code, level)
+    return _judge(reading, exit_code, level, expected_gpus, expected_tests)
+
+
+def _judge(
+    reading: Reading,
+    exit_code: int | None,
+    level: int | None,
+    expected_gpus: Iterable[int] | None,
+    expected_tests: Collection[str] | None,
+) -> Diagnosis:
+    """Results into a diagnosis: errors first, then what did not run, then pass."""
+    known = sorted({*reading.serials, *(expected_gpus or ()), *_seen(reading.tests)})
+    asked = set(expected_tests or _up_to(level))
+    ran = {test.name for test in reading.tests}
+    level = level or max((LEVEL_OF.get(name, 0) for name in ran), default=0) or None
+    blamed: dict[int, list[Error]] = {gpu: [] for gpu in known}
+    tests = [_test(test, reading, blamed) for test in _merged(reading.tests)]
+    tests += [TestResult(name, "not-testable") for name in sorted(asked - ran)]
+    errors = [error for own in blamed.values() for error in own] + [error for test in tests for error in test.errors]
+    outcome = _worst([severity(error) for error in errors] + [test.outcome for test in tests])
+    trouble = _trouble(reading, exit_code, errors, outcome)
+    if trouble:
+        outcome = _worst([outcome, "tool-error"])
+    if not errors and outcome == "pass" and not known and level != 1:
+        outcome, trouble = "not-testable", "no GPU in the document"
+    if exit_code == ISOLATE_EXIT and outcome == "warn" and not _explained(errors, reading.version):
+        outcome = "fail"  # DCGM's own table knows an ISOLATE where we know no class
+    untested = {gpu: _untested(gpu, reading, asked) for gpu in known}
+    if any(untested.values()):
+        outcome = _worst([outcome, "not-testable"])
+    spoilt: Outcome | None = None
+    if trouble or any(test.outcome == "tool-error" for test in tests):
+        spoilt = "tool-error" if outcome == "tool-error" else "not-testable"
+    gpus = tuple(
+        GpuResult(gpu, None, reading.serials.get(gpu), _gpu_outcome(own, outcome, spoilt, untested[gpu]), tuple(own))
+        for gpu, own in blamed.items()
+    )
+    message = _message(outcome, gpus, tests, untested, trouble)
+    then = _next(errors, level) if outcome == "fail" else None
+    advice = advise(outcome, message, then, errors)
+    return Diagnosis(outcome, level, reading.version, gpus, tuple(tests), then, advice, message, exit_code)
+
+
+def _merged(tests: Sequence[Test]) -> list[Test]:
+    """Tests of one name (iterations) as one."""
+    merged: dict[str, Test] = {}
+    for test in tests:
+        old = merged.get(test.name)
+        if old:
+            summary = test.summary if old.summary in ("pass", "") else old.summary
+            test = documents.Test(test.name, old.results + test.results, summary, old.warnings + test.warnings)
+        merged[test.name] = test
+    return list(merged.values())
+
+
+def _test(test: Test, reading: Reading, blamed: dict[int, list[Error]]) -> TestResult:
+    """Judge one test; errors with a GPU of their own go to `blamed`, the others stay with the test."""
+    own: list[Error] = []
+    mine: list[Error] = []
+    for result in test.results:
+        for warned, gpu in _blame(test, result, blamed):
+            error = _error(test, warned, reading, result.entity)
+            place = own if gpu is None else blamed[gpu]
+            if error not in place:
+                place.append(error)
+            mine.append(error)
+    own += [_error(test, warned, reading) for warned in test.warnings]
+    mine += own
+    if not mine:
+        for result in test.results:
+            if result.status in FAILED:
+                # `software` fails on all GPUs for one: without its reason nobody is to blame.
+                gpu = result.gpu if test.name != SOFTWARE else None
+                place = own if gpu is None else blamed[gpu]
+                error = _error(test, documents.Warned(None, "failed, and DCGM gives no reason"), reading, result.entity)
+                if error not in place:
+                    place.append(error)
+                mine.append(error)
+    statuses = {result.status for result in test.results} - {"not run", "not_run"}
+    outcome: Outcome = _worst(severity(error) for error in mine)
+    if not mine and test.summary in FAILED:
+        outcome = "tool-error"  # every GPU passed: seen with a CPU affinity that breaks libnuma (NVIDIA/DCGM#253)
+    elif not mine and not statuses:
+        outcome = "tool-error"  # "Skip" without results: cut short, by nvvs' end or by --fail-early
+    elif not mine and not (test.name == SOFTWARE and "pass" in statuses) and statuses - {"pass"}:
+        outcome = "pass" if test.name in OPTIONAL and statuses <= {"pass", "skip"} else "not-testable"
+    return TestResult(test.name, outcome, tuple(own))
+
+
+def _blame(test: Test, result: Result, known: Collection[int]) -> Iterable[tuple[Warned, int | None]]:
+    """Each warning of a result with the GPU it is about.
+
+    v3's Deployment puts all errors into one result with the GPU of the last one; the others tell it in their text.
+    """
+    for place, warned in enumerate(result.warnings, 1):
+        gpu = result.gpu
+        if len(result.warnings) > place and gpu is not None and test.name == SOFTWARE and not test.summary:
+            named = {int(n) for n in re.findall(r"\bGPU (\d{1,4})\b", warned.text)} & set(known)
+            gpu = named.pop() if len(named) == 1 else None
+        yield warned, gpu
+
+
+def _error(test: Test, warned: Warned, reading: Reading, entity: str = "") -> Error:
+    cls = catalogue.class_of(warned.id, _speaking(reading))
+    text = warned.text or catalogue.summary(warned.id) or "no text"
+    return Error(test.name, warned.id, catalogue.name(warned.id), cls, f"{entity}: {text}" if entity else text)
+
+
+def _speaking(reading: Reading) -> str | None:
+    """The version whose classes count; a document of the old form that names none is a late one."""
+    return reading.version or ("3.9" if reading.old else None)
+
+
+def _untested(gpu: int, reading: Reading, asked: set[str]) -> str:
+    """Why the tests asked for say less than "pass" about this GPU; empty when they don't."""
+    missing, seen = [], False
+    for test in reading.tests:
+        statuses = [r.status for r in test.results if r.gpu == gpu or (r.gpu is None and not r.entity)]
+        alike = [r.gpu for r in test.results if r.gpu is not None]
+        seen = seen or bool(statuses)
+        if test.name in OPTIONAL and test.name not in asked:
+            continue
+        if test.name == SOFTWARE and "pass" in statuses:
+            continue
+        if set(statuses) - RAN or (alike and not statuses):
+            missing.append(test.name)
+        if test.name != SOFTWARE and any(r.gpu == gpu and r.status in FAILED and not r.warnings for r in test.results):
+            missing.append(test.name)  # one bad GPU can fail its neighbours (NVIDIA/go-dcgm#52)
+    if not seen:
+        return "DCGM does not see it"
+    return f"{', '.join(dict.fromkeys(missing))} gave no result of its own" if missing else ""
+
+
+def _gpu_outcome(own: Sequence[Error], overall: Outcome, spoilt: Outcome | None, untested: str) -> Outcome:
+    if own:
+        worst = _worst(severity(error) for error in own)
+        return "fail" if worst == "warn" and overall == "fail" and any(e.id is None for e in own) else worst
+    return spoilt or ("not-testable" if untested else "pass")
+
+
+def _trouble(reading: Reading, exit_code: int | None, errors: Sequence[Error], outcome: Outcome) -> str:
+    """What makes the document less than it seems: an embedded engine, an exit code that it does not explain."""
+    if refusal.NO_ENGINE.search(reading.before):
+        return "no host engine: dcgmi started one of its own"
+    if errors or exit_code in (None, 0):
+        return ""
+    if exit_code in (226, ISOLATE_EXIT) and outcome != "pass":
+        return ""
+    meaning = refusal.EXITS.get(exit_code, ("", "its document shows no error"))[1]
+    return f"dcgmi ended with exit code {exit_code}: {meaning}"
+
+
+def _explained(errors: Sequence[Error], version: str | None) -> bool:
+    return any(catalogue.dcgm_class(error.id, version) == "ISOLATE" for error in errors)
+
+
+def _next(errors: Sequence[Error], level: int | None) -> str:
+    hardware = [error for error in errors if error.cls in HARDWARE]
+    if any(error.id == NODE_REBOOT for error in hardware):
+        return "reboot"
+    if hardware and all(error.cls == "RESET" for error in hardware):
+        return "reset"
+    return {3: "L4", 4: "RMA"}.get(level or 0, "L3")
+
+
+def _message(
+    outcome: Outcome, gpus: Sequence[GpuResult], tests: Sequence[TestResult], untested: dict[int, str], trouble: str
+) -> str:
+    """The first of what decided, in one line."""
+    lines = [(f"GPU {gpu.entity_id}", error) for gpu in gpus for error in gpu.errors]
+    lines += [("node", error) for test in tests for error in test.errors]
+    decisive = [f"{where}: {e.test}: {e.message}" for where, e in lines if severity(e) == outcome] or [
+        f"{where}: {e.test}: {e.message}" for where, e in lines
+    ]
+    if decisive:
+        more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
+        return decisive[0] + more
+    if trouble:
+        return trouble
+    odd = [test.name for test in tests if test.outcome == outcome]
+    if outcome == "tool-error":
+        return f"{', '.join(odd)} was cut short, or failed without an error on any GPU"
+    if outcome == "not-testable":
+        gone = [f"GPU {gpu}: {why}" for gpu, why in untested.items() if why]
+        return "; ".join(gone) or f"{', '.join(odd)} did not run: is its package installed?"
+    return f"{', '.join(test.name for test in tests)} passed on {len(gpus)} GPU{'s'[: len(gpus) != 1]}"
+
+
+def _seen(tests: Sequence[Test]) -> set[int]:
+    return {result.gpu for test in tests for result in test.results if result.gpu is not None}
+
+
+def _up_to(level: int | None) -> set[str]:
+    return {test for number in range(1, (level or 0) + 1) for test in REQUIRED.get(number, ())}
+
+
+def _worst(outcomes: Iterable[Outcome]) -> Outcome:
+    return min(outcomes, key=ORDER.index, default="pass")

@@ -1,0 +1,146 @@
+"""Diagnostics through NVIDIA's Python bindings, where a site has no dcgmi. Found at `dcgm.pydcgm`, never imported here.
+
+The bindings are flat modules and one blocking call, so all of it happens in a child. Its answer is turned into the
+document that dcgmi would have printed: one reader judges both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+from time import monotonic
+
+from slurm_gpuhealth import child
+from slurm_gpuhealth.diagnose import engine, parse
+from slurm_gpuhealth.diagnose.dcgmi import all_cpus
+from slurm_gpuhealth.frozen import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from slurm_gpuhealth.diagnose.model import Diagnosis
+    from slurm_gpuhealth.settings import Dcgm
+
+TIMEOUT = -11
+STATUS = {0: "Pass", 1: "Skip", 2: "Warn", 3: "Fail", 4: "Not Run"}
+
+
+def run(level: int, gpus: Sequence[str], settings: Dcgm, timeout: float, *, expected: int = 0) -> Diagnosis:
+    """As `dcgmi.run`. DCGM's time-out leaves the diagnostic running in the engine: a call of its own stops it."""
+    began = monotonic()
+    if not os.path.isfile(os.path.join(settings.pydcgm, "pydcgm.py")):
+        return engine.nothing("tool-error", level, f"no pydcgm.py in {settings.pydcgm} (dcgm.pydcgm)")
+    if not engine.answers(settings.host):
+        return engine.nothing("tool-error", level, f"no host engine at {settings.host}")
+    limit = max(timeout - engine.STOP - 1, timeout / 2)
+    asked = child.probe(lambda: _diagnose(level, gpus, settings, max(1, int(limit - engine.STOP))), timeout=limit)
+    if asked.timed_out and not asked.stuck:
+        child.probe(lambda: _stop(_connect(settings)), timeout=engine.STOP)
+    if asked.value is None:
+        return replace(
+            engine.nothing("tool-error", level, f"pydcgm: {asked.error}"), seconds=asked.seconds, stuck=asked.stuck
+        )
+    code, text, known, lost = asked.value
+    if lost and not text and not code:
+        return engine.nothing("not-testable", level, f"DCGM does not see {', '.join(lost)}")
+    ids = engine.select(gpus, known)[0] or sorted(known)
+    diagnosis = engine.finish(parse.parse(text, code & 0xFF if code else None, level, ids), known, lost)
+    if expected and not gpus and len(known) != expected:
+        diagnosis = engine.without(diagnosis, f"DCGM sees {len(known)} GPUs, not the {expected} expected")
+    return replace(diagnosis, seconds=monotonic() - began)
+
+
+def _diagnose(
+    level: int, gpus: Sequence[str], settings: Dcgm, seconds: int
+) -> tuple[int, str, dict[int, str], list[str]]:
+    """In the child: (return code, document, GPUs that DCGM sees, GPUs asked for that it does not see)."""
+    os.sched_setaffinity(0, all_cpus())
+    handle = _connect(settings)
+    discovery = handle.GetSystem().discovery
+    known = {i: _str(discovery.GetGpuAttributes(i).identifiers.uuid) for i in discovery.GetAllSupportedGpuIds()}
+    ids, lost = engine.select(gpus, known)
+    if gpus and not ids:
+        return 0, "", known, lost
+    diagnostic = import_module("DcgmDiag").DcgmDiag(
+        gpuIds=ids or sorted(known), testNamesStr=str(level), timeout=seconds
+    )
+    try:
+        response = diagnostic.Execute(handle.handle)
+    except import_module("dcgm_structs").DCGMError as error:
+        code = int(error.value)
+        if code == TIMEOUT:
+            _stop(handle)
+        return code, f"Error: ({code}) {error}", known, lost
+    return 0, json.dumps(_document(response)), known, lost
+
+
+def _connect(settings: Dcgm) -> Any:
+    """A handle on the engine at `dcgm.host`; never without an address, which would start an engine in this process."""
+    sys.path.insert(0, settings.pydcgm)
+    pydcgm = import_module("pydcgm")
+    if settings.host.startswith(engine.UNIX):
+        return pydcgm.DcgmHandle(unixSocketPath=settings.host[len(engine.UNIX) :])
+    return pydcgm.DcgmHandle(ipAddress=settings.host)
+
+
+def _stop(handle: Any) -> None:
+    """End the engine's diagnostic. A public call of libdcgm since 4.3 that the bindings do not wrap."""
+    import_module("dcgm_structs")._dcgmGetFunctionPointer("dcgmStopDiagnostic")(handle.handle)
+
+
+def _document(response: Any) -> dict[str, Any]:
+    """dcgmDiagResponse_v11 or v12 (DCGM 4) as `dcgmi diag -j` writes it."""
+    if not hasattr(response, "tests"):
+        raise RuntimeError('these bindings are older than DCGM 4: set dcgm.backend = "dcgmi"')
+    told = set()
+    tests = []
+    for test in response.tests[: response.numTests]:
+        own = list(test.errorIndices[: test.numErrors])
+        told.update(own)
+        errors = [response.errors[index] for index in own]
+        results = [response.results[index] for index in test.resultIndices[: test.numResults]]
+        summary = {"status": STATUS.get(test.result, ""), "warnings": list(_warnings(errors))}
+        shown = [_result(result, errors) for result in results if result.result != 4]
+        tests.append({"name": _str(test.name), "results": shown, "test_summary": summary})
+    system = [error for index, error in enumerate(response.errors[: response.numErrors]) if index not in told]
+    if system:
+        tests.append({"name": "system", "test_summary": {"status": "Fail", "warnings": list(_warnings(system))}})
+    entities = [
+        {"entity_id": entity.entity.entityId, "serial_num": _str(entity.serialNum)}
+        for entity in response.entities[: response.numEntities]
+        if _group(entity.entity) == "GPU"
+    ]
+    return {
+        "DCGM Diagnostic": {"test_categories": [{"tests": tests}]},
+        "entity_groups": [{"entity_group": "GPU", "entities": entities}],
+        "metadata": {"version": _str(response.dcgmVersion)},
+    }
+
+
+def _result(result: Any, errors: Sequence[Any]) -> dict[str, Any]:
+    entity = result.entity
+    mine = [e for e in errors if (e.entity.entityGroupId, e.entity.entityId) == (entity.entityGroupId, entity.entityId)]
+    return {
+        "entity_group": _group(entity),
+        "entity_id": entity.entityId,
+        "status": STATUS.get(result.result, ""),
+        "warnings": list(_warnings(mine)),
+    }
+
+
+def _warnings(errors: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    return ({"warning": _str(error.msg), "error_id": int(error.code)} for error in errors)
+
+
+def _group(entity: Any) -> str:
+    return (
+        "GPU" if entity.entityGroupId == import_module("dcgm_fields").DCGM_FE_GPU else f"group {entity.entityGroupId}"
+    )
+
+
+def _str(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

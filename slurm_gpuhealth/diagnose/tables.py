@@ -1,0 +1,89 @@
+"""The table that `dcgmi diag` prints for people (no `-j`), read into the shape of documents.py.
+
+v4: `| pcie | Fail |`, `| | GPU2: Fail |`, `| Warning: GPU2 | text |`; v3: `| PCIe | Pass - All |`,
+`| | Fail - GPU: 1 |`, `| Warning | text |`. It holds no error numbers, so what failed stays unclassified.
+"""
+
+from __future__ import annotations
+
+import re
+
+from slurm_gpuhealth.diagnose.documents import OLD_NAMES, SOFTWARE, Reading, Result, Test, Warned, line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WIDTH = 45
+"""dcgmi cuts a message into pieces of so many characters, words or not."""
+ENTITY = re.compile(r"GPU ?(\d+): (Pass|Fail|Skip|Warn)$")
+GROUP = re.compile(r"(Pass|Fail|Skip|Warn)(?: - (?:All|GPUs?: ?([\d, ]+)))?$")
+SECTION = re.compile(r"[|+]-+\s+(\w+)\s+-+[+|]")
+
+
+class _Rows:
+    """The rows of one test, gathered from top to bottom."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.summary = ""
+        self.status: dict[int, str] = {}
+        self.messages: list[tuple[int | None, str]] = []
+
+    def test(self) -> Test:
+        texts = [(gpu, Warned(None, line(text))) for gpu, text in self.messages]
+        results = tuple(Result(gpu, s, tuple(w for g, w in texts if g == gpu)) for gpu, s in self.status.items())
+        own = tuple(w for g, w in texts if g not in self.status)
+        if not results and self.summary:  # "Pass - All" and the level 1 checks of v3 name no GPU
+            return Test(self.name, (Result(None, self.summary, own),))
+        return Test(self.name, results, self.summary, own)
+
+
+def read(text: str) -> Reading | None:
+    """The table in `text`; None where there is none."""
+    if "| Diagnostic " not in text or "=+" not in text:
+        return None
+    tests: list[_Rows] = []
+    version = None
+    for section, name, cell in _rows(text):
+        if section == "Metadata":
+            version = cell.strip() if name == "DCGM Version" else version
+        elif name.startswith("Warning") and tests:
+            gpu = re.search(r"GPU ?(\d+)", name)
+            tests[-1].messages.append((int(gpu[1]) if gpu else None, cell))
+        elif name.startswith("Info"):
+            continue
+        elif name:
+            word = "_".join(name.lower().split())
+            tests.append(_Rows(SOFTWARE if section == "Deployment" else OLD_NAMES.get(word, word)))
+            _status(tests[-1], cell)
+        elif tests and not _status(tests[-1], cell) and tests[-1].messages:
+            owner, message = tests[-1].messages[-1]
+            tests[-1].messages[-1] = (owner, message + cell)
+    return Reading(tuple(rows.test() for rows in tests), version=version) if tests else None
+
+
+def _rows(text: str) -> Iterator[tuple[str, str, str]]:
+    """(section, left cell, right cell as wide as dcgmi made it) for each row of the table."""
+    section = ""
+    for row in text.splitlines():
+        if begins := SECTION.match(row):
+            section = begins[1]
+        elif row.startswith("|") and row.count("|") >= 3:
+            _, left, right = row.split("|")[:3]
+            if left.strip() != "Diagnostic":
+                yield section, left.strip(), right[1 : WIDTH + 1]
+
+
+def _status(rows: _Rows, cell: str) -> bool:
+    """Take a cell that is a status; False when it is not."""
+    if entity := ENTITY.match(cell.strip()):
+        rows.status[int(entity[1])] = entity[2].lower()
+    elif group := GROUP.match(cell.strip()):
+        if group[2]:
+            rows.status.update((int(n), group[1].lower()) for n in re.findall(r"\d+", group[2]))
+        else:
+            rows.summary = group[1].lower()
+    else:
+        return False
+    return True
