@@ -71,6 +71,8 @@ class Reading:
     unreadable: str = ""
     old: bool = False
     """A document of DCGM 2 or 3."""
+    unclassified: str = "UNKNOWN"
+    """The class of errors that no table knows."""
 
 
 def read(text: str) -> Reading:

@@ -11,6 +11,7 @@ import re
 from slurm_gpuhealth.diagnose import catalogue, documents, refusal, tables
 from slurm_gpuhealth.diagnose.documents import SOFTWARE
 from slurm_gpuhealth.diagnose.model import HARDWARE, Diagnosis, Error, GpuResult, TestResult, advise, severity
+from slurm_gpuhealth.frozen import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ def parse(
         reading = tables.read(text) or reading
     if reading.refused is not None or reading.unreadable:
         return refusal.judge(reading, exit_code, level)
+    # dcgmi says ISOLATE and no error that we know is one: then it is one of those that we can't class.
+    unclassified = "ISOLATE" if exit_code == ISOLATE_EXIT and not _explained(reading) else "UNKNOWN"
+    reading = replace(reading, unclassified=unclassified)
     return _judge(reading, exit_code, level, expected_gpus, expected_tests)
 
 
@@ -85,8 +89,6 @@ def _judge(
         outcome = _worst([outcome, "tool-error"])
     if not errors and outcome == "pass" and not known and level != 1:
         outcome, trouble = "not-testable", "no GPU in the document"
-    if exit_code == ISOLATE_EXIT and outcome == "warn" and not _explained(errors, reading.version):
-        outcome = "fail"  # DCGM's own table knows an ISOLATE where we know no class
     untested = {gpu: _untested(gpu, reading, asked) for gpu in known}
     if any(untested.values()):
         outcome = _worst([outcome, "not-testable"])
@@ -94,7 +96,7 @@ def _judge(
     if trouble or any(test.outcome == "tool-error" for test in tests):
         spoilt = "tool-error" if outcome == "tool-error" else "not-testable"
     gpus = tuple(
-        GpuResult(gpu, None, reading.serials.get(gpu), _gpu_outcome(own, outcome, spoilt, untested[gpu]), tuple(own))
+        GpuResult(gpu, None, reading.serials.get(gpu), _gpu_outcome(own, spoilt, untested[gpu]), tuple(own))
         for gpu, own in blamed.items()
     )
     message = _message(outcome, gpus, tests, untested, trouble)
@@ -164,6 +166,7 @@ def _blame(test: Test, result: Result, known: Collection[int]) -> Iterable[tuple
 
 def _error(test: Test, warned: Warned, reading: Reading, entity: str = "") -> Error:
     cls = catalogue.class_of(warned.id, _speaking(reading))
+    cls = reading.unclassified if cls == "UNKNOWN" else cls
     text = warned.text or catalogue.summary(warned.id) or "no text"
     return Error(test.name, warned.id, catalogue.name(warned.id), cls, f"{entity}: {text}" if entity else text)
 
@@ -193,10 +196,9 @@ def _untested(gpu: int, reading: Reading, asked: set[str]) -> str:
     return f"{', '.join(dict.fromkeys(missing))} gave no result of its own" if missing else ""
 
 
-def _gpu_outcome(own: Sequence[Error], overall: Outcome, spoilt: Outcome | None, untested: str) -> Outcome:
+def _gpu_outcome(own: Sequence[Error], spoilt: Outcome | None, untested: str) -> Outcome:
     if own:
-        worst = _worst(severity(error) for error in own)
-        return "fail" if worst == "warn" and overall == "fail" and any(e.id is None for e in own) else worst
+        return _worst(severity(error) for error in own)
     return spoilt or ("not-testable" if untested else "pass")
 
 
@@ -212,8 +214,10 @@ def _trouble(reading: Reading, exit_code: int | None, errors: Sequence[Error], o
     return f"dcgmi ended with exit code {exit_code}: {meaning}"
 
 
-def _explained(errors: Sequence[Error], version: str | None) -> bool:
-    return any(catalogue.dcgm_class(error.id, version) == "ISOLATE" for error in errors)
+def _explained(reading: Reading) -> bool:
+    warnings = [warned for test in reading.tests for result in test.results for warned in result.warnings]
+    warnings += [warned for test in reading.tests for warned in test.warnings]
+    return any(catalogue.dcgm_class(warned.id, _speaking(reading)) == "ISOLATE" for warned in warnings)
 
 
 def _next(errors: Sequence[Error], level: int | None) -> str:

@@ -1,0 +1,89 @@
+"""gpuhealth diag show: what the output of `dcgmi diag` means."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, BinaryIO
+
+    from slurm_gpuhealth.diagnose.model import Diagnosis, Error
+
+LIMIT = 16 << 20
+
+
+@click.group()
+def diag() -> None:
+    """Read the output of dcgmi diag."""
+
+
+@diag.command()
+@click.argument("file", type=click.File("rb"))
+@click.option("--exit-code", type=int, metavar="N", help="dcgmi's exit code, where known: 205 tells of an ISOLATE.")
+@click.option("--level", type=click.IntRange(1, 4), help="The run level asked for: a missing test is then no pass.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, kept stable.")
+def show(file: BinaryIO, exit_code: int | None, level: int | None, as_json: bool) -> None:
+    """What FILE (`-`: standard input), printed by `dcgmi diag` of DCGM 2 to 4, with or without -j, means."""
+    from slurm_gpuhealth.diagnose.parse import parse
+
+    diagnosis = parse(file.read(LIMIT), exit_code, level)
+    if as_json:
+        import json
+
+        json.dump(as_dict(diagnosis), sys.stdout)
+        click.echo()
+    else:
+        click.echo("\n".join(_text(diagnosis)))
+
+
+def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The stable form: DESIGN's keys and no others."""
+    return {
+        "outcome": diagnosis.outcome,
+        "level": diagnosis.level,
+        "dcgm_version": diagnosis.dcgm_version,
+        "gpus": [
+            {
+                "entity_id": gpu.entity_id,
+                "uuid": gpu.uuid,
+                "serial": gpu.serial,
+                "outcome": gpu.outcome,
+                "errors": [_error(error) for error in gpu.errors],
+            }
+            for gpu in diagnosis.gpus
+        ],
+        "tests": [
+            {"name": test.name, "outcome": test.outcome, "errors": [_error(error) for error in test.errors]}
+            for test in diagnosis.tests
+        ],
+        "next": diagnosis.next,
+        "advice": diagnosis.advice,
+    }
+
+
+def _error(error: Error) -> dict[str, Any]:
+    return {"test": error.test, "id": error.id, "name": error.name, "class": error.cls, "message": error.message}
+
+
+def _text(diagnosis: Diagnosis) -> Iterator[str]:
+    told = [f"DCGM {diagnosis.dcgm_version}"] if diagnosis.dcgm_version else []
+    told += [f"level {diagnosis.level}"] if diagnosis.level else []
+    yield f"{diagnosis.outcome}: {diagnosis.message}" + (f"  ({', '.join(told)})" if told else "")
+    for gpu in diagnosis.gpus:
+        serial = f"  serial {gpu.serial}" if gpu.serial else ""
+        yield f"  GPU {gpu.entity_id}  {gpu.outcome}{serial}"
+        yield from map(_line, gpu.errors)
+    for test in diagnosis.tests:
+        if test.errors:
+            yield f"  the node, {test.name}"
+            yield from map(_line, test.errors)
+    yield diagnosis.advice
+
+
+def _line(error: Error) -> str:
+    known = f"{error.name} ({error.id}), " if error.name else f"{error.id}, " if error.id is not None else ""
+    return f"    {error.test}: {error.message} [{known}{error.cls}]"
