@@ -1,0 +1,143 @@
+"""Questions and orders to Slurm through its own programs, each with a deadline and an error that says what to do.
+
+SlurmError
+├── ControllerDown   no answer; try again later
+├── Refused          an answer, and it is no: `rc`, `text`
+└── NoProgram        the program is not where the configuration says
+"""
+
+from __future__ import annotations
+
+from slurm_gpuhealth import child
+from slurm_gpuhealth.slurm import node as records
+from slurm_gpuhealth.slurm import reason as reasons
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_gpuhealth import settings
+    from slurm_gpuhealth.slurm.reason import Reason
+
+NO_ANSWER = (
+    # Slurm's words (slurm_errno) for a controller that is away, starting, on standby or not to be authenticated to.
+    "Unable to contact slurm controller",
+    "Unable to establish",
+    "could not establish a configuration source",
+    "Connection refused",
+    "timed out",
+    "Zero Bytes were transmitted",
+    "standby mode",
+    "authentication",
+)
+
+
+class SlurmError(Exception):
+    """Slurm could not be asked, or said no."""
+
+
+class ControllerDown(SlurmError):
+    """slurmctld did not answer in time or at all."""
+
+
+class Refused(SlurmError):
+    """slurmctld or the client said no."""
+
+    def __init__(self, what: str, rc: int, text: str) -> None:
+        super().__init__(f"{what}: exit {rc}: {text}")
+        self.rc, self.text = rc, text
+
+
+class NoProgram(SlurmError):
+    """There is no such program."""
+
+
+def show_node(slurm: settings.Slurm, name: str) -> records.NodeRecord:
+    """The node's record. An unknown node is Refused."""
+    text = _ask(slurm, slurm.scontrol, "-o", "show", "node", _name(name))
+    try:
+        return records.parse_node(text, name)
+    except ValueError as error:
+        raise Refused(f"scontrol show node {name}", 0, str(error)) from None
+
+
+def show_job(slurm: settings.Slurm, job_id: int) -> records.JobRecord:
+    """The job's record. A job that is unknown, or whose record can't be read safely, is Refused."""
+    text = _ask(slurm, slurm.scontrol, "-o", "show", "job", str(int(job_id)))
+    try:
+        return records.parse_job(text, job_id)
+    except ValueError as error:
+        raise Refused(f"scontrol show job {job_id}", 0, str(error)) from None
+
+
+def drain(slurm: settings.Slurm, name: str, reason: Reason) -> None:
+    """Drain the node, whatever its reason says now: `hold.take` looks first."""
+    _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", "State=DRAIN", f"Reason={reasons.write(reason)}")
+
+
+def set_reason(slurm: settings.Slurm, name: str, reason: Reason) -> None:
+    """Replace the text on a node that is drained; on one in service Slurm drops it without a word."""
+    _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", f"Reason={reasons.write(reason)}")
+
+
+def undrain(slurm: settings.Slurm, name: str) -> None:
+    """Take the drain away; a DOWN stays. No error on a node that is not drained."""
+    _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", "State=UNDRAIN")
+
+
+def requeue(slurm: settings.Slurm, job_id: int) -> None:
+    """Put a job back into the queue, not held; Slurm starts it again after AuthInfo's cred_expire, 120 s by default."""
+    _ask(slurm, slurm.scontrol, "requeue", str(int(job_id)))
+
+
+def config(slurm: settings.Slurm) -> dict[str, tuple[str, ...]]:
+    """slurmctld's configuration: key → values, none for `(null)`."""
+    return records.parse_config(_ask(slurm, slurm.scontrol, "show", "config"))
+
+
+def gres_map(slurm: settings.Slurm, name: str) -> tuple[tuple[str, ...], ...]:
+    """Device files of the GPU at each of Slurm's positions on this node. Asks no controller; changes only with a boot.
+
+    slurmd writes the list to stderr and, where devices are missing, waits for them: 20 s in 22.05.
+    """
+    import os
+
+    # -N is for several slurmd on a host, which not every build of Slurm can do; a node named as its host needs none.
+    several = [] if name == os.uname().nodename.partition(".")[0] else ["-N", _name(name)]
+    text = _ask(slurm, slurm.slurmd, "-G", *several, streams=2)
+    try:
+        return records.parse_gres(text)
+    except ValueError as error:
+        raise Refused("slurmd -G", 0, str(error)) from None
+
+
+def holds(slurm: settings.Slurm, group: str = "") -> tuple[frozenset[str], int]:
+    """Names of the nodes that we hold and the number of nodes in `group` (a hostlist; "": all with GPUs). One call."""
+    which = ["-n", group] if group else []
+    text = _ask(slurm, slurm.sinfo, "-h", "-a", "-N", "-o", "%N|%G|%E", *which)
+    return records.parse_holds(text, every=bool(group))
+
+
+def _ask(slurm: settings.Slurm, *argv: str, streams: int = 1) -> str:
+    """Run one of Slurm's programs; its standard output, with `streams=2` standard error after it."""
+    # A hook's environment lacks PATH and may lack SLURM_CONF; a person's may hold SINFO_FORMAT: neither is handed on.
+    done = child.run(
+        argv, timeout=slurm.timeout, grace=1.0, env={"SLURM_CONF": slurm.conf, "SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
+    )
+    what = " ".join(argv)
+    out, err = (data.decode("utf-8", "backslashreplace") for data in (done.stdout, done.stderr))
+    if done.timed_out or done.rc is None:
+        raise ControllerDown(f"{what}: no answer in {slurm.timeout:g} s")
+    if done.rc in (126, 127) and err.startswith(f"{argv[0]}: "):
+        raise NoProgram(f"{err}: set its path in the table [slurm] of gpuhealth.toml")
+    if done.rc:
+        text = (err + out).strip()
+        if any(words in text for words in NO_ANSWER):
+            raise ControllerDown(f"{what}: {text}")
+        raise Refused(what, done.rc, text)
+    return out + err if streams == 2 else out
+
+
+def _name(name: str) -> str:
+    """`name` if it can only mean one node: scontrol takes `ALL` and `n[1-500]` for many. Raises ValueError."""
+    if not name or not reasons.WORD.issuperset(name) or name.upper() in ("ALL", "DEFAULT"):
+        raise ValueError(f"{name!r} is not the name of one node")
+    return name

@@ -1,0 +1,139 @@
+"""Taking a node out and giving it back: looked at just before the change, read back after it, an admin's left alone.
+
+    read ──▶ plan ──▶ note (caller's journal) ──▶ write ──▶ read back
+
+Between the read and the write a few milliseconds remain in which an admin's change can be lost; the old text is in
+the caller's journal and in `sacctmgr show event`. Slurm has no compare-and-set.
+"""
+
+from __future__ import annotations
+
+from slurm_gpuhealth.frozen import frozen, replace
+from slurm_gpuhealth.slurm import control
+from slurm_gpuhealth.slurm import reason as reasons
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Literal
+
+    from slurm_gpuhealth import settings
+    from slurm_gpuhealth.slurm.node import NodeRecord
+    from slurm_gpuhealth.slurm.reason import Reason
+
+    Action = Literal["drain", "adopt", "ours", "leave"]
+
+IN_SERVICE = ("IDLE", "MIXED", "ALLOCATED", "DOWN")
+"""Not FUTURE (no node yet) and UNKNOWN (slurmctld has just started: the next check asks again)."""
+HARMLESS = {
+    # Flags with which a confirmed fault may still be drained, and why. Any other, also one that a later Slurm brings,
+    # is left alone: the node is in somebody's hands, and what a drain would do to it there is not known.
+    "DRAIN": "its reason says whose",
+    "COMPLETING": "a job is ending; a drain lets it",
+    "NOT_RESPONDING": "slurmd is silent or just told to resume; the node itself runs us",
+    "INVALID_REG": "slurmd reports less than configured, often a lost GPU",
+    "PLANNED": "the scheduler has a job in mind for it; the drain makes it think again",
+    "RESERVED": "a reservation with jobs of its users, which a bad GPU kills as any",
+    "BLOCKED": "another job's exclusive topology keeps jobs off for now",
+    "CLOUD": "says where the node lives",
+    "DYNAMIC_NORM": "says how the node registered",
+    "DYNAMIC_FUTURE": "says how the node registered",
+    "EXTERNAL": "says how the node registered",
+    "PERFCTRS": "its network counters are in use",
+}
+LEFT_ALONE = {
+    # Said to the admin; the rule is the table above.
+    "MAINTENANCE": "an admin is working on it under a maintenance reservation",
+    "POWER_DOWN": "Slurm is about to power it down",
+    "POWER_UP": "Slurm is about to power it up",
+    "POWERED_DOWN": "it is powered down",
+    "POWERING_DOWN": "it is being powered down",
+    "POWERING_UP": "it is being powered up",
+    "POWER_DRAIN": "it is powered down once idle",
+    "REBOOT_REQUESTED": "a reboot is asked for",
+    "REBOOT_ISSUED": "it is being rebooted",
+    "REBOOT_CANCEL": "a reboot is being cancelled",
+    "FAIL": "it is set to FAIL, which is an admin's doing",
+}
+
+
+@frozen
+class Plan:
+    action: Action
+    why: str = ""
+    """For `leave` and `adopt`: one line for the journal."""
+
+
+@frozen
+class Change:
+    """What was done to a node. `done`: the record says afterwards what we wanted."""
+
+    plan: Plan
+    before: NodeRecord
+    after: NodeRecord
+    done: bool
+
+
+def plan_drain(record: NodeRecord) -> Plan:
+    """What may be done to a node in this state for a fault of ours. Pure."""
+    whose = record.owner
+    if whose == "us":
+        return Plan("ours")
+    if whose == "admin":
+        return Plan("leave", f"it is an admin's: {'+'.join([record.base, *sorted(record.flags)])} {record.reason!r}")
+    if record.base not in IN_SERVICE:
+        return Plan("leave", f"its state is {record.base}")
+    for flag in sorted(record.flags - HARMLESS.keys()):
+        return Plan("leave", f"{flag}: {LEFT_ALONE.get(flag, 'not a flag that we know')}")
+    if whose == "slurm" and not reasons.explains(record.reason):
+        return Plan("leave", f"Slurm took it out for something else: {record.reason!r}")
+    return Plan("adopt", f"Slurm's {record.reason!r} is explained by this fault") if whose == "slurm" else Plan("drain")
+
+
+def take(
+    slurm: settings.Slurm, name: str, reason: Reason, note: Callable[[NodeRecord, Plan], bool] = lambda *_: True
+) -> Change:
+    """Drain the node with our reason if `plan_drain` allows it. Raises control.SlurmError.
+
+    `note` gets the record (old reason included) and the plan just before the write, and may stop it with False.
+    """
+    before = control.show_node(slurm, name)
+    plan = plan_drain(before)
+    if plan.action not in ("drain", "adopt"):
+        return Change(plan, before, before, done=plan.action == "ours")
+    if not note(before, plan):
+        return Change(Plan("leave", "the caller said no"), before, before, done=False)
+    control.drain(slurm, name, reason)
+    after = control.show_node(slurm, name)
+    return Change(plan, before, after, done=after.ours == reason)
+
+
+def reword(slurm: settings.Slurm, name: str, reason: Reason) -> Change:
+    """Replace our reason by that of another rung or state. Each is a row in slurmdbd: not for every sign of life."""
+    before = control.show_node(slurm, name)
+    if before.ours is None:
+        return Change(Plan("leave", f"the hold is no longer ours: {before.reason!r}"), before, before, done=False)
+    if replace(before.ours, tail=()) == reason:
+        return Change(Plan("ours"), before, before, done=True)
+    control.set_reason(slurm, name, reason)
+    after = control.show_node(slurm, name)
+    return Change(Plan("ours"), before, after, done=after.ours == reason)
+
+
+def give_back(slurm: settings.Slurm, name: str) -> Change:
+    """Undrain the node if the hold is ours. A DOWN stays DOWN, and its reason with it."""
+    before = control.show_node(slurm, name)
+    if before.ours is None:
+        return Change(Plan("leave", f"the hold is not ours: {before.reason!r}"), before, before, done=False)
+    control.undrain(slurm, name)
+    after = control.show_node(slurm, name)
+    return Change(Plan("ours"), before, after, done="DRAIN" not in after.flags)
+
+
+def within_budget(held: int, total: int, limits: settings.Drain) -> bool:
+    """Whether one more of `total` nodes may be held. Asked before a drain only, never before giving a node back.
+
+    The floor comes first: a share of a small cluster is less than one node. A share is rounded down, so that 5 % of 39
+    nodes is one. A floor of 0 and a share of 0 hold nothing.
+    """
+    return held + 1 <= max(limits.floor, int(limits.budget * total + 1e-9))

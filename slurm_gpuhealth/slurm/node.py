@@ -1,0 +1,222 @@
+"""Slurm's records as values: a node, a job, the configuration, the list of gres. Text in, values out, no I/O.
+
+Admins and users can put almost anything into reasons, comments and job names, newlines included; what can't be told
+apart raises ValueError and is never guessed. Samples: tests/corpus/slurm.
+"""
+
+from __future__ import annotations
+
+import re
+
+from slurm_gpuhealth.frozen import frozen
+from slurm_gpuhealth.slurm import reason as reasons
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_gpuhealth.slurm.reason import Owner, Reason
+
+STAMP = re.compile(r" \[([^\s@\]]+)@([^\s\]]+)\](?= [A-Z]\w*=|\s*$)")
+"""The end of a reason. The rest of one with a newline is printed after it, behind eight spaces: that is no end, and the
+whole text, stamp included, is then taken for the reason: none of ours."""
+INSTANCE = re.compile(r" Instance(?:Id|Type)=")
+JOB_STATE = re.compile(
+    r" JobState=(?P<state>[A-Z_]+) Reason=(?P<reason>\S*) Dependency=\S*(?: [A-Za-z]+=\S*){0,3}?"
+    r" Requeue=(?P<requeue>[01]) Restarts=(?P<restarts>\d+) BatchFlag=(?P<batch>\d) Reboot=\d"
+    r" ExitCode=(?P<code>\d+):(?P<signal>\d+)"
+)
+JOB_NODES = re.compile(r" NumNodes=(\d+)(?:-\d+)? NumCPUs=")
+DEVICES = re.compile(r"([^\[\],]+)(?:\[([\d,-]+)\])?")
+
+
+@frozen
+class NodeRecord:
+    """What slurmctld says of a node."""
+
+    name: str
+    base: str
+    """`IDLE`, `MIXED`, `ALLOCATED`, `DOWN`, `FUTURE`, …"""
+    flags: frozenset[str]
+    """`DRAIN`, `MAINTENANCE`, `NOT_RESPONDING`, …"""
+    reason: str = ""
+    reason_user: str = ""
+    reason_time: float = 0.0
+    """Seconds since the epoch; 0 without a reason."""
+    comment: str = ""
+    extra: str = ""
+    gres: str = ""
+    boot_time: float = 0.0
+    alloc_cpus: int = 0
+    alloc_tres: str = ""
+
+    @property
+    def owner(self) -> Owner:
+        return reasons.owner(self.base, self.flags, self.reason)
+
+    @property
+    def ours(self) -> Reason | None:
+        """Our reason if the hold is ours."""
+        return reasons.parse(self.reason) if self.owner == "us" else None
+
+    @property
+    def has_job(self) -> bool:
+        """Whether a job is here, an ending one included: its epilog still runs."""
+        return bool(self.alloc_cpus or self.alloc_tres or "COMPLETING" in self.flags)
+
+
+@frozen
+class JobRecord:
+    state: str
+    reason: str
+    requeue: bool
+    restarts: int
+    batch: bool
+    exit_code: int
+    signal: int
+    num_nodes: int
+
+
+def parse_node(text: str, name: str) -> NodeRecord:
+    """The answer of `scontrol -o show node NAME`. Raises ValueError when it is not that node's record."""
+    head, _, rest = text.strip().partition(" Reason=")
+    fields = dict(word.split("=", 1) for word in reversed(head.split()) if "=" in word)  # the first of a key wins
+    if fields.get("NodeName") != name or not fields.get("State"):
+        raise ValueError(f"not the record of node {name}: {text[:200]!r}")
+    base, *flags = (word.rstrip("*~#!%$@^-") for word in fields["State"].split("+"))
+    reason, user, time, after = _parse_reason(rest) if rest else ("", "", 0.0, head)
+    comment, extra = _parse_remarks(after)
+    return NodeRecord(
+        name=name,
+        base=base,
+        flags=frozenset(flags),
+        reason=reason,
+        reason_user=user,
+        reason_time=time,
+        comment=comment,
+        extra=extra,
+        gres=_given(fields.get("Gres", "")),
+        boot_time=_seconds(fields.get("BootTime", "")),
+        alloc_cpus=int(fields.get("CPUAlloc", "0")),
+        alloc_tres=_given(fields.get("AllocTRES", "")),
+    )
+
+
+def parse_job(text: str, job_id: int) -> JobRecord:
+    """The answer of `scontrol -o show job ID`.
+
+    Job name and comment are the user's, may hold newlines, and stand before and after what we read. So the part that
+    only Slurm writes must be found exactly once: a user who forges a second one gets a ValueError and no say.
+    """
+    records = re.split(rf"^(?=JobId={job_id} )", text, flags=re.MULTILINE)[1:]
+    states = list(JOB_STATE.finditer(records[0])) if len(records) == 1 else []
+    nodes = JOB_NODES.findall(records[0]) if len(records) == 1 else []
+    if len(states) != 1 or len(nodes) != 1:
+        raise ValueError(f"job {job_id}: its record can't be read safely: {text[:200]!r}")
+    found = states[0]
+    return JobRecord(
+        state=found["state"],
+        reason=found["reason"],
+        requeue=found["requeue"] == "1",
+        restarts=int(found["restarts"]),
+        batch=found["batch"] != "0",
+        exit_code=int(found["code"]),
+        signal=int(found["signal"]),
+        num_nodes=int(nodes[0]),
+    )
+
+
+def parse_config(text: str) -> dict[str, tuple[str, ...]]:
+    """`scontrol show config`: key → values. 22.05 says `Prolog = X`, later ones `Prolog[0] = X`, `Prolog[1] = Y`."""
+    config: dict[str, tuple[str, ...]] = {}
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        name = key.strip().partition("[")[0]
+        if equals and name and " " not in name:
+            config[name] = config.get(name, ()) + ((value.strip(),) if value.strip() != "(null)" else ())
+    return config
+
+
+def parse_gres(text: str) -> tuple[tuple[str, ...], ...]:
+    """`slurmd -G`: for each position in Slurm's list of GPUs its device files, the GPU's own first.
+
+    The place in this list is what SLURM_JOB_GPUS counts. `Index=` is not it: that is a number found in the file's name.
+    A MIG slice is one position with several files. Raises ValueError when files and count do not go together.
+    """
+    positions: list[tuple[str, ...]] = []
+    for line in text.splitlines():
+        if " Name=gpu " not in line:  # an MPS or shard gres has lines of its own for the same files
+            continue
+        match = re.search(r" Count=(\d+) .*?\bFile=(\S+)", line)
+        count, files = (int(match[1]), expand(match[2])) if match else (0, ())
+        if count == 1:
+            positions.append(files)
+        elif count == len(files):
+            positions += [(file,) for file in files]
+        else:
+            raise ValueError(f"slurmd -G: {count} GPUs with {len(files)} device files: {line.strip()!r}")
+    return tuple(positions)
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """`/dev/nvidia[0-1,3],/dev/x` → its files; leading zeros are kept."""
+    names: list[str] = []
+    for stem, ranges in DEVICES.findall(text):
+        for item in ranges.split(",") if ranges else [""]:
+            first, _, last = item.partition("-")
+            if not item:
+                names.append(stem)
+                continue
+            if int(last or first) - int(first) > 4096:
+                raise ValueError(f"{text[:80]!r}: too long a range")
+            names += [f"{stem}{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
+    return tuple(names)
+
+
+def parse_holds(text: str, every: bool) -> tuple[frozenset[str], int]:
+    """`sinfo -h -a -N -o '%N|%G|%E'`: the names of the nodes that we hold, and how many nodes there are.
+
+    `every` counts nodes without GPUs too. A node is listed once a partition; a reason with a newline goes on in the
+    next line, and is then none of ours.
+    """
+    seen: dict[str, str] = {}
+    name = ""
+    for line in text.splitlines():
+        node, bar, rest = line.partition("|")
+        gres, second, reason = rest.partition("|")
+        if bar and second and reasons.WORD.issuperset(node):
+            name = node if every or re.search(r"\bgpu\b", gres) else ""
+            if name:
+                seen[name] = reason
+        elif name:
+            seen[name] += f"\n{line}"
+    return frozenset(node for node, reason in seen.items() if reasons.parse(reason)), len(seen)
+
+
+def _parse_reason(rest: str) -> tuple[str, str, float, str]:
+    """What follows ` Reason=`: reason, user, time, and the rest of the record."""
+    stamp = STAMP.search(rest)
+    if not stamp:
+        return rest.strip(), "", 0.0, ""
+    return _given(rest[: stamp.start()].strip()), stamp[1], _seconds(stamp[2]), rest[stamp.end() :]
+
+
+def _parse_remarks(after: str) -> tuple[str, str]:
+    """Comment and extra, which stand at the end in this order."""
+    text, key, extra = f"{after} ".rpartition(" Extra=")
+    comment = (text if key else extra).partition(" Comment=")[2]
+    return _given(comment.strip()), _given(INSTANCE.split(extra)[0].strip()) if key else ""
+
+
+def _given(text: str) -> str:
+    return "" if text in ("(null)", "none", "None", "N/A", "n/a") else text
+
+
+def _seconds(text: str) -> float:
+    """Slurm's time as seconds since the epoch: `%s` (SLURM_TIME_FORMAT) or local ISO; 0 for `None` and `Unknown`."""
+    if text.isdigit():
+        return float(text)
+    import time
+
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,130 @@
+"""Processes that a test lab starts, known by pid and start time, so that nothing else is ever signalled."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+MARK = "GPUHEALTH_LAB"
+"""In the environment of all that a lab starts: what a crashed run left behind is known by it."""
+
+
+class Daemons:
+    """The daemons of the folder `lab`, each with lab/run/NAME.pid ("PID STARTTIME") and lab/log/NAME.out."""
+
+    def __init__(self, lab: Path, env: dict[str, str]) -> None:
+        self.lab, self.env = lab, env
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *argv: str, **env: str) -> None:
+        """Start a program that stays in the foreground, in a session of its own: Ctrl-C reaches the test, not it."""
+        if self.alive(name):
+            raise RuntimeError(f"{name} runs already, pid {self.pid(name)}")
+        program = shutil.which(argv[0], path=PATH)
+        if not program:
+            raise FileNotFoundError(f"{argv[0]} is not in {PATH}: run scripts/setup, which installs it")
+        with (self.lab / f"log/{name}.out").open("ab") as log:
+            self.children[name] = child = subprocess.Popen(
+                [program, *argv[1:]],
+                env={**self.env, MARK: str(self.lab), **env},
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        (self.lab / f"run/{name}.pid").write_text(f"{child.pid} {_started(child.pid)}\n")
+
+    def names(self) -> list[str]:
+        return sorted(file.stem for file in (self.lab / "run").glob("*.pid"))
+
+    def pid(self, name: str) -> int:
+        """The daemon's pid if that process is still the one that we started, else 0."""
+        try:
+            pid, start = map(int, (self.lab / f"run/{name}.pid").read_text().split())
+        except (OSError, ValueError):
+            return 0
+        return pid if _started(pid) == start else 0
+
+    def alive(self, name: str) -> bool:
+        if name in self.children:
+            self.children[name].poll()  # reaps it
+        return bool(self.pid(name))
+
+    def signal(self, name: str, sign: int = signal.SIGTERM) -> None:
+        if self.alive(name):
+            os.kill(self.pid(name), sign)
+
+    def stop(self, *names: str, sign: int = signal.SIGTERM, timeout: float = 20) -> None:
+        """End the daemons together: `sign`, and SIGKILL for what is still there after `timeout` seconds."""
+        for name in names:
+            self.signal(name, sign)
+        for name in names:
+            try:
+                until(lambda name=name: not self.alive(name), name, timeout)
+            except TimeoutError:
+                self.signal(name, signal.SIGKILL)
+                until(lambda name=name: not self.alive(name), name, 5)
+            self.children.pop(name, None)
+            (self.lab / f"run/{name}.pid").unlink(missing_ok=True)
+
+    def kill_strays(self) -> None:
+        """Kill steps, hooks and workers that outlived the lab. slurmstepd overwrites its environment: by its log."""
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit() or int(folder.name) == os.getpid():
+                continue
+            try:
+                ours = f"{MARK}={self.lab}".encode() in (folder / "environ").read_bytes().split(b"\0")
+                if not ours and (folder / "comm").read_text().strip() == "slurmstepd":
+                    ours = any(os.readlink(fd).startswith(f"{self.lab}/") for fd in (folder / "fd").iterdir())
+                if ours:
+                    os.kill(int(folder.name), signal.SIGKILL)
+            except OSError:
+                continue
+
+
+def until(ask: Callable[[], object], what: str, timeout: float = 30):
+    """Poll `ask` until it returns something true; that. Raises TimeoutError naming `what`."""
+    end = time.monotonic() + timeout
+    while not (answer := ask()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what}: not within {timeout:g} s")
+        time.sleep(0.1)
+    return answer
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports free now, below the range that the kernel gives to outgoing connections."""
+    held: list[socket.socket] = []
+    try:
+        while len(held) < count:
+            sock = socket.socket()
+            try:
+                sock.bind(("0.0.0.0", random.randint(15000, 31000)))  # noqa: S104, S311
+                held.append(sock)
+            except OSError:
+                sock.close()
+        return [sock.getsockname()[1] for sock in held]
+    finally:
+        for sock in held:
+            sock.close()
+
+
+def _started(pid: int) -> int:
+    """Start time of the process in clock ticks since boot; 0 when it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
