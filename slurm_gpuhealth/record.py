@@ -52,15 +52,30 @@ def settle(journal: Journal, ids: Iterable[int], decision: int) -> None:
         journal.write("UPDATE finding SET acted = ? WHERE id = ?", decision, number)
 
 
-def clear(journal: Journal, sources: Sequence[str], judged: Iterable[Judged], now: float) -> None:
-    """Standing findings of `sources`, which were just read in full, that were not seen this time: they are mended."""
+def clear(
+    journal: Journal,
+    sources: Sequence[str],
+    judged: Iterable[Judged],
+    now: float,
+    uuids: Sequence[str] | None = None,
+    level: int | None = None,
+) -> None:
+    """Standing findings of `sources`, which were just read in full, that were not seen this time: they are mended.
+
+    With `uuids` and `level`, after a diagnostic: only on those GPUs, and only what a level no deeper had found.
+    """
     seen = {identity(one.finding) for one in judged}
     marks = ", ".join("?" * len(sources))
     for row in journal.rows(
         f"SELECT {COLUMNS} FROM finding WHERE standing AND cleared IS NULL AND source IN ({marks})",  # noqa: S608
         *sources,
     ):
-        if identity(_judged(row).finding) not in seen:
+        finding = _judged(row).finding
+        covered = uuids is None or finding.gpu is None or finding.gpu.uuid in uuids
+        depth = finding.details.get("level")
+        if level is not None and isinstance(depth, int) and depth > level:
+            covered = False
+        if covered and identity(finding) not in seen:
             journal.write("UPDATE finding SET cleared = ? WHERE id = ?", now, row[0])
 
 

@@ -1,0 +1,97 @@
+"""gpuhealth-check: slurm.conf's HealthCheckProgram. Looks at the node, drains it on a fault. Always exit 0.
+
+Slurm starts it each HealthCheckInterval, also while an earlier one still hangs, and ends it after 60 s.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+
+from slurm_gpuhealth import hook, jobs, watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.settings import Settings
+
+
+def main() -> None:
+    hook.run(check)
+
+
+def check() -> int:
+    began = time.monotonic()
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    opened = hook.start(node)
+    if not opened:
+        return 0
+    settings, journal = opened
+    from slurm_gpuhealth.diagnostic import take_turn
+
+    lock = take_turn(settings, "check")
+    if lock is None:  # an earlier check still runs
+        return 0
+    try:
+        look(settings, journal, node, began + settings.check.timeout)
+    finally:
+        os.close(lock)
+    return 0
+
+
+def look(settings: Settings, journal: Journal, node: str, deadline: float) -> None:
+    """One check: every source that is on and due, then what the faults call for."""
+    now = time.time()
+    watch.kernel(settings, journal, now)
+    boot = watch.boot_id(settings)
+    if journal.get("inventory-boot") != boot:
+        _first_of_boot(settings, journal, node, now, deadline)
+        journal.put("inventory-boot", boot)
+    for name in watch.SOURCES:
+        left = deadline - time.monotonic()
+        if left > 2 and watch.due(settings, journal, name, now):
+            watch.source(settings, journal, name, now, left)
+    waits = journal.one("SELECT 1 FROM finding WHERE severity = 'fault' AND acted IS NULL AND cleared IS NULL LIMIT 1")
+    if waits and now >= journal.get("retry-at", 0):
+        from slurm_gpuhealth import act
+
+        act.act(settings, journal, "check", node, now)
+    elif not jobs.running(journal):
+        _poll(settings, journal, node, now)
+    if now - journal.get("pruned", 0) > 86400:
+        journal.prune(now - settings.journal.keep)
+        journal.put("pruned", now)
+    journal.put("checked", now)
+
+
+def _first_of_boot(settings: Settings, journal: Journal, node: str, now: float, deadline: float) -> None:
+    """What is asked once a boot: which GPUs are here, under which numbers, and do they pass level 1."""
+    from slurm_gpuhealth import diagnostic, identity
+
+    identity.learn(settings, journal, node)
+    journal.put("sources", {})  # whatever its interval, every source is read now
+    watch.source(settings, journal, "nvml", now, settings.nvml.timeout)
+    diagnostic.run_level(
+        *(settings, journal, "check", 1, identity.everything(journal)),
+        deadline=deadline - 5,
+        reuse=0.0,
+        everything=True,
+    )
+
+
+def _poll(settings: Settings, journal: Journal, node: str, now: float) -> None:
+    """Read our own record, at most once each `slurm.request_poll` and each node at a time of its own."""
+    poll = settings.slurm.request_poll
+    slot = int((now + zlib.crc32(node.encode()) % max(1, int(poll))) // poll)
+    if journal.get("poll-slot") == slot:
+        return
+    journal.put("poll-slot", slot)
+    from slurm_gpuhealth import act
+    from slurm_gpuhealth.say import say
+    from slurm_gpuhealth.slurm import control
+
+    try:
+        act.follow_hold(settings, journal, control.show_node(settings.slurm, node), now)
+    except (control.SlurmError, ValueError) as error:
+        say(f"{node}: {error}")

@@ -1,0 +1,94 @@
+"""What the commands that an admin types have in common: opening the node's journal, tables, times."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import click
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.settings import Settings
+
+COLUMNS = (
+    "id, time, seen, source, code, severity, rung, mode, uuid, pci, gpu, serial, message, standing, count, details,"
+    " job, uid, cleared, acted"
+)
+
+
+def settings_of(node: str) -> Settings:
+    """The configuration; a click error with each problem when it is broken."""
+    from slurm_gpuhealth.config import ConfigError, load
+
+    try:
+        return load(node=node)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def open_node(node: str) -> tuple[Settings, Journal]:
+    """Settings and journal of this node; a click error when it has no journal that we may read."""
+    from slurm_gpuhealth.journal import open_journal
+
+    settings = settings_of(node)
+    if not os.access(settings.paths.state, os.R_OK | os.X_OK) and not os.path.exists(settings.paths.run):
+        raise click.ClickException(
+            f"no journal that you may read in {settings.paths.state}: be root, on the node, after its first check"
+            " (--node NAME if Slurm knows this host by another name)"
+        )
+    return settings, open_journal(settings.paths)
+
+
+def findings(journal: Journal, where: str, *values: Any) -> list[dict[str, Any]]:
+    """Rows of the finding table as JSON has them, newest first. `where` is SQL of ours, `values` fill its marks."""
+    names = [name.strip() for name in COLUMNS.split(",")]
+    rows = journal.rows(f"SELECT {COLUMNS} FROM finding WHERE {where} ORDER BY seen DESC, id DESC", *values)  # noqa: S608
+    found = [dict(zip(names, row)) for row in rows]
+    for one in found:
+        one["details"] = json.loads(one["details"])
+        one["standing"] = bool(one["standing"])
+        if one["acted"]:
+            row = journal.one("SELECT action, result FROM decision WHERE id = ?", one["acted"])
+            one["decision"] = dict(zip(("action", "result"), row)) if row else None
+    return found
+
+
+def show_findings(found: Iterable[dict[str, Any]]) -> None:
+    table(
+        ("TIME (UTC)", "SEVERITY", "MODE", "FINDING", "GPU", "N", "MESSAGE"),
+        [
+            (
+                *(utc(one["time"]), one["severity"] + (" mended" if one["cleared"] else ""), one["mode"]),
+                *(f"{one['source']}:{one['code']}", "-" if one["gpu"] is None else one["gpu"], one["count"]),
+                one["message"],
+            )
+            for one in found
+        ],
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Columns as wide as they must be; the last one runs on. Control characters are shown as `?`."""
+    cells = [["".join(c if c.isprintable() else "?" for c in str(cell)) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header) - 1)]
+    for row in cells:
+        click.echo("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[-1]]))
+
+
+def utc(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(when))
+
+
+def ago(now: float, then: float) -> str:
+    """`5 min ago`, in the largest unit that fits."""
+    age = max(0, int(now - then))
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if age >= 2 * size:
+            return f"{age // size} {unit} ago"
+    return f"{age} s ago"

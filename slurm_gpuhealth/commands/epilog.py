@@ -1,0 +1,63 @@
+"""gpuhealth-epilog: slurm.conf's Epilog. Records how the job ended; a failed one's GPUs are tested. Always exit 0."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from slurm_gpuhealth import hook, jobs
+from slurm_gpuhealth.slurm import environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.environment import Job
+
+
+def main() -> None:
+    hook.run(epilog)
+
+
+def epilog() -> int:
+    began = time.monotonic()
+    job = environment.read(os.environ)
+    if not job.has_gpus:
+        return 0
+    opened = hook.start(job.node)
+    if not opened:
+        return 0
+    settings, journal = opened
+    now = time.time()
+    outcome = environment.outcome(job)
+    if outcome == "ok" and settings.epilog.ask_slurm:
+        outcome = _ask(settings, job)
+    jobs.ended(journal, job, outcome, now)
+    # "launch": it never ran (a failed prolog, an output file that can't be opened); "cancelled": somebody's wish
+    if outcome not in ("ok", "launch", "cancelled", "requeued") or _retest_waits(journal, job):
+        from slurm_gpuhealth import fitness, watch
+
+        watch.kernel(settings, journal, now)
+        fitness.after_job(settings, journal, job, outcome, began + settings.epilog.timeout)
+    return 0
+
+
+def _retest_waits(journal: Journal, job: Job) -> bool:
+    return journal.one("SELECT 1 FROM retest LIMIT 1") is not None and not jobs.running(journal, but=job.job_id)
+
+
+def _ask(settings: Settings, job: Job) -> str:
+    """What Slurm knows of a job whose environment reads like success: one call, at most `slurm.timeout`."""
+    from slurm_gpuhealth.say import say
+    from slurm_gpuhealth.slurm import control
+
+    try:
+        known = control.show_job(settings.slurm, job.job_id)
+    except control.SlurmError as error:
+        say(f"job {job.job_id}: {error}")
+        return "ok"
+    if known.restarts > job.restart:
+        return "requeued"
+    if known.reason == "TimeLimit":
+        return "timeout"
+    return "cancelled" if known.signal else "ok"

@@ -1,0 +1,45 @@
+"""gpuhealth: what an admin types by hand. Each sub-command is a file of its own beside this one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+import click
+
+COMMANDS = {  # name → module of the same name here; loaded when it is called
+    "status": "This node: GPUs, findings, hold, last diagnostics.",
+    "findings": "What was seen on this node, newest first.",
+    "why": "Explain a reason or a finding, and what to do.",
+    "resume": "Give back a node that gpuhealth drained.",
+    "xid": "Explain an Xid, or decode a kernel log.",
+    "diag": "Read the output of dcgmi diag.",
+    "config": "Check or show the configuration.",
+    "doctor": "Look for what would make gpuhealth, or Slurm, do the wrong thing here.",
+}
+
+
+class Lazy(click.Group):
+    """A group that imports a sub-command's module when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(f"slurm_gpuhealth.commands.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)  # noqa: S101 - for the type checker
+        return command
+
+
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--config", metavar="FILE", help="The configuration [default: /etc/gpuhealth/gpuhealth.toml].")
+@click.option("--node", metavar="NAME", help="This node's name in Slurm [default: the host's short name].")
+@click.version_option(package_name="slurm-gpuhealth")
+@click.pass_context
+def main(context: click.Context, config: str | None, node: str | None) -> None:
+    """GPU health of Slurm nodes."""
+    if config:
+        os.environ["GPUHEALTH_CONFIG"] = os.path.abspath(config)
+    context.obj = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]

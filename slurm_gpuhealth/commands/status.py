@@ -1,0 +1,93 @@
+"""gpuhealth status: this node at a glance, from its own journal."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+
+from slurm_gpuhealth import jobs
+from slurm_gpuhealth.commands import common
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.settings import Settings
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def status(node: str, as_json: bool) -> None:
+    """This node: GPUs, findings, hold, last diagnostics. Exit 1 when a fault stands here that may drain the node."""
+    settings, journal = common.open_node(node)
+    facts = gather(node, settings, journal)
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        show(facts)
+    raise SystemExit(
+        1 if any(one["severity"] == "fault" and one["mode"] == "enforce" for one in facts["findings"]) else 0
+    )
+
+
+def gather(node: str, settings: Settings, journal: Journal) -> dict[str, Any]:
+    """Everything that `status` shows, as JSON has it."""
+    gpus = []
+    for gpu in journal.get("gpus", []):
+        row = journal.one(
+            "SELECT level, outcome, time FROM diagnostic WHERE uuid = ? ORDER BY time DESC LIMIT 1", gpu["uuid"]
+        )
+        last = dict(zip(("level", "outcome", "time"), row)) if row else None
+        gpus.append({**gpu, "last_diagnostic": last, "state": _state(journal, gpu["uuid"])})
+    return {
+        "node": node,
+        "mode": settings.mode,
+        "hold": journal.get("hold"),
+        "journal": journal.trouble or "ok",
+        "gpus": gpus,
+        "findings": common.findings(journal, "cleared IS NULL AND (standing OR acted IS NULL) AND severity != 'info'"),
+        "jobs": [{"job": job, "gpus": uuids} for job, uuids in jobs.running(journal)],
+        "sources": journal.get("sources", {}),
+        "last_check": journal.get("checked"),
+    }
+
+
+def show(facts: dict[str, Any]) -> None:
+    now = time.time()
+    checked = f"last check {common.ago(now, facts['last_check'])}" if facts["last_check"] else "never checked"
+    click.echo(f"{facts['node']}: {facts['mode']} mode, {checked}, journal {facts['journal']}")
+    hold = facts["hold"]
+    click.echo(f"hold: {hold['reason']} ({common.ago(now, hold['since'])})" if hold else "hold: none")
+    click.echo(f"jobs with GPUs: {', '.join(str(job['job']) for job in facts['jobs']) or 'none'}")
+    common.table(
+        ("GPU", "PCI", "UUID", "SERIAL", "STATE", "LAST DIAGNOSTIC"),
+        [
+            (
+                *(gpu["index"], gpu["pci"], gpu["uuid"], gpu["serial"] or "-", gpu["state"]),
+                f"level {last['level']} {last['outcome']}, {common.ago(now, last['time'])}"
+                if (last := gpu["last_diagnostic"])
+                else "none",
+            )
+            for gpu in facts["gpus"]
+        ],
+    )
+    if facts["findings"]:
+        click.echo()
+        common.show_findings(facts["findings"])
+    for name, source in facts["sources"].items():
+        if source["error"]:
+            click.echo(f"source {name}: {source['error']} ({common.ago(now, source['time'])})")
+
+
+def _state(journal: Journal, uuid: str) -> str:
+    """The worst that stands on this GPU."""
+    row = journal.one(
+        "SELECT severity, source, code, mode FROM finding WHERE uuid = ? AND cleared IS NULL AND severity != 'info'"
+        " AND mode != 'old' AND (standing OR acted IS NULL OR ?) ORDER BY severity, time DESC LIMIT 1",
+        *(uuid, journal.get("hold") is not None),
+    )
+    return f"{row[0]} {row[1]}:{row[2]}{'' if row[3] == 'enforce' else f' ({row[3]})'}" if row else "ok"

@@ -1,0 +1,144 @@
+"""One DCGM diagnostic at a time on this node: who comes second waits inside its own deadline and takes the result."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+from slurm_gpuhealth import jobs, watch
+from slurm_gpuhealth.frozen import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slurm_gpuhealth.diagnose.model import Diagnosis
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.settings import Settings
+
+SETTLED = ("pass", "fail", "warn", "config")
+"""Outcomes that are about the GPUs; the others say that they were not tested."""
+
+
+def run_level(
+    settings: Settings,
+    journal: Journal,
+    program: str,
+    level: int,
+    uuids: Sequence[str],
+    *,
+    deadline: float,
+    reuse: float,
+    everything: bool = False,
+    others: bool = False,
+) -> str:
+    """The outcome of run level `level` for the GPUs `uuids`: the worst of them, or why they could not be tested.
+
+    A pass younger than `reuse` seconds with nothing new since is taken as it is; so is any result that came in while we
+    waited for our turn. `everything` runs the level on all of the node's GPUs; `others`: other jobs run here, whose
+    traffic makes bandwidth low. `deadline` is monotonic time.
+    """
+    if settings.sources.dcgm == "off" or settings.dcgm.backend == "off":
+        return "off"
+    began = time.time()
+    lock = take_turn(settings, "diagnostic", deadline)
+    if lock is None:
+        return "not-testable"
+    try:
+        if jobs.fresh_pass(journal, uuids, level, began - reuse):
+            return "pass"
+        taken = _result_since(journal, uuids, level, began)
+        if taken:
+            return taken
+        left = deadline - time.monotonic()
+        if left < 1:
+            return "not-testable"
+        return _run(settings, journal, program, level, [] if everything else uuids, left, others)
+    finally:
+        os.close(lock)
+
+
+def take_turn(settings: Settings, name: str, deadline: float = 0.0) -> int | None:
+    """The lock `name` of this node as a descriptor to close, or None when another holds it until `deadline`."""
+    from slurm_gpuhealth.journal import make_private
+
+    make_private(settings.paths.run)
+    fd = os.open(os.path.join(settings.paths.run, name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(fd)
+                return None
+            time.sleep(0.05)
+
+
+def _run(
+    settings: Settings,
+    journal: Journal,
+    program: str,
+    level: int,
+    uuids: Sequence[str],
+    timeout: float,
+    others: bool,
+) -> str:
+    """Run it, write down a row for each GPU and the findings, and say how it went."""
+    from slurm_gpuhealth import diagnose, record
+
+    now = time.time()
+    diagnosis = watch.guarded(
+        journal, "dcgm", watch.boot_id(settings), lambda: diagnose.diagnose(level, uuids, settings, timeout)
+    )
+    if diagnosis is None:
+        return "not-testable"
+    asked = uuids or [gpu["uuid"] for gpu in journal.get("gpus", [])]
+    _store(journal, program, diagnosis, level, asked, now)
+    findings = diagnose.findings(diagnosis, now)
+    if others:  # a row of the policy table makes of this a retest, not a fault
+        findings = [replace(one, details={**one.details, "busy": True}) for one in findings]
+        for one in findings:
+            if one.details.get("bandwidth") and one.gpu and one.gpu.uuid:
+                journal.write("INSERT OR REPLACE INTO retest VALUES (?, ?, NULL)", one.gpu.uuid, now)
+    judged = record.keep(journal, settings, findings, now)
+    if diagnosis.outcome in SETTLED:
+        record.clear(journal, ("dcgm",), judged, now, asked, level)
+    return str(diagnosis.outcome)
+
+
+def _store(journal: Journal, program: str, diagnosis: Diagnosis, level: int, uuids: Sequence[str], now: float) -> None:
+    """A row for each GPU that was asked for: its own result, or the whole's where it has none."""
+    import json
+
+    own = {gpu.uuid: gpu for gpu in diagnosis.gpus}
+    for uuid in uuids:
+        gpu = own.get(uuid)
+        detail = {
+            "message": diagnosis.message,
+            "version": diagnosis.dcgm_version,
+            "errors": [error.__dict__ for error in gpu.errors] if gpu else [],
+        }
+        missing = "not-testable" if diagnosis.outcome == "pass" else diagnosis.outcome
+        journal.write(
+            "INSERT INTO diagnostic (time, level, uuid, outcome, seconds, program, detail)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            *(now, level, uuid, gpu.outcome if gpu else missing, diagnosis.seconds or 0, program, json.dumps(detail)),
+        )
+
+
+def _result_since(journal: Journal, uuids: Sequence[str], level: int, since: float) -> str:
+    """The worst outcome of results that ended after `since`, if each GPU has one; else ""."""
+    worst = ""
+    for uuid in uuids:
+        row = journal.one(
+            "SELECT outcome FROM diagnostic WHERE uuid = ? AND level >= ? AND time + seconds >= ?"
+            " ORDER BY time DESC LIMIT 1",
+            *(uuid, level, since),
+        )
+        if row is None:
+            return ""
+        order = ("", "pass", "warn", "config", "not-testable", "tool-error", "fail")
+        worst = max(worst, row[0], key=order.index)
+    return worst

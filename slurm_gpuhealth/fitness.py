@@ -1,0 +1,133 @@
+"""What the prolog and the epilog do when the journal alone can't say that all is well: look, test, decide."""
+
+from __future__ import annotations
+
+import time
+
+from slurm_gpuhealth import act, diagnostic, identity, jobs, record, watch
+from slurm_gpuhealth.findings import Finding
+from slurm_gpuhealth.say import say
+from slurm_gpuhealth.slurm import control
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.environment import Job
+
+UNTESTED = ("not-testable", "tool-error")
+
+
+def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) -> int:
+    """The prolog's exit code: 0 starts the job (or we have requeued it), 1 makes Slurm move it on."""
+    now = time.time()
+    uuids = _gpus(settings, journal, job)
+    if now - journal.get("nvml-time", 0) >= settings.check.interval:
+        watch.source(settings, journal, "nvml", now, min(settings.nvml.timeout, deadline - time.monotonic()))
+    tested = diagnostic.run_level(
+        *(settings, journal, "prolog", 1, uuids), deadline=deadline, reuse=settings.prolog.reuse_pass, everything=True
+    )
+    if tested in UNTESTED:
+        say(
+            f"{job.node}: job {job.job_id}: its GPUs could not be tested ({tested}): gpuhealth findings --severity info"
+        )
+        if settings.prolog.on_untestable == "drain":
+            message = f"level 1 could not test the GPUs ({tested}) and prolog.on_untestable is drain"
+            record.keep(journal, settings, [Finding(now, "dcgm", "untestable", message, standing=True)], now)
+    faults = record.waiting(journal).values()
+    if not journal.get("hold") and not any(one.finding.gpu is None or one.finding.gpu.uuid in uuids for one in faults):
+        return 0
+    outcome = act.act(settings, journal, "prolog", job.node, now, job.job_id)
+    if outcome == "nothing":
+        outcome = _held_still(settings, journal, job.node, now)
+    if outcome in act.OUT:
+        return move_on(settings, job)
+    if outcome != "nothing":
+        say(f"{job.node}: job {job.job_id} starts although the node is not fit ({outcome})", error=True)
+    return 0
+
+
+def move_on(settings: Settings, job: Job) -> int:
+    """Send the job elsewhere: gently with `scontrol requeue` (not held) and exit 0, or with exit 1 where that can't be.
+
+    Requeueing is safe only when no other node of the job can have begun: one node, or PrologFlags=DeferBatch.
+    """
+    if settings.prolog.move_job == "exit":
+        return 1
+    try:
+        known = control.show_job(settings.slurm, job.job_id)
+        flags = ",".join(control.config(settings.slurm).get("PrologFlags", ())) if known.num_nodes > 1 else "DeferBatch"
+        if known.batch and known.requeue and "deferbatch" in flags.lower():
+            control.requeue(settings.slurm, job.job_id)
+            return 0
+    except control.SlurmError as error:
+        say(f"job {job.job_id}: not requeued ({error}); Slurm moves it on")
+    return 1
+
+
+def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, deadline: float) -> None:
+    """The epilog of a failed job, or of any when a retest waits: evidence, level 2 on its GPUs, and what follows."""
+    now = time.time()
+    uuids = _gpus(settings, journal, job)
+    watch.source(settings, journal, "nvml", now, min(settings.nvml.timeout, deadline - time.monotonic()))
+    watch.source(settings, journal, "leftovers", now, min(settings.nvml.timeout, deadline - time.monotonic()))
+    others = {uuid for _, held in jobs.running(journal, but=job.job_id) for uuid in held}
+    wanted = [uuid for uuid in uuids if uuid not in others] if outcome != "ok" else []
+    retests = [] if others else [row[0] for row in journal.rows("SELECT uuid FROM retest")]
+    refusal = _why_not(settings, journal, job, uuids, now)
+    if refusal:
+        say(f"{job.node}: job {job.job_id} ({outcome}): level 2 not run: {refusal}")
+    elif wanted or retests:
+        tested = diagnostic.run_level(
+            *(settings, journal, "epilog", 2, sorted({*wanted, *retests})),
+            deadline=deadline,
+            reuse=settings.epilog.reuse_pass if not retests else 0.0,
+            others=bool(others),
+        )
+        if tested not in UNTESTED:
+            for uuid in retests:
+                journal.write("DELETE FROM retest WHERE uuid = ?", uuid)
+    act.act(settings, journal, "epilog", job.node, now, job.job_id)
+
+
+def _why_not(settings: Settings, journal: Journal, job: Job, uuids: Sequence[str], now: float) -> str:
+    """Why level 2 would cost more than it is worth here; "" when it should run."""
+    limits = settings.epilog
+    if job.sharing == "mig":
+        return "MIG slices can't be tested by DCGM"
+    evidence = any(one.finding.gpu is None or one.finding.gpu.uuid in uuids for one in record.waiting(journal).values())
+    if job.num_nodes > limits.max_nodes and not evidence:
+        return f"one of {job.num_nodes} nodes (epilog.max_nodes {limits.max_nodes}) and nothing points to this one"
+    spent = journal.one(
+        "SELECT coalesce(sum(seconds), 0) FROM (SELECT DISTINCT time, seconds FROM diagnostic"
+        " WHERE program = 'epilog' AND time > ?)",
+        now - 86400,
+    )[0]
+    if spent > limits.max_share * 86400:
+        return f"epilogs tested for {spent:.0f} s in the last 24 h (epilog.max_share {limits.max_share:.0%})"
+    return ""
+
+
+def _held_still(settings: Settings, journal: Journal, node: str, now: float) -> str:
+    """Our journal says that we hold this node, and yet a job starts on it: do we?"""
+    try:
+        found = control.show_node(settings.slurm, node)
+    except control.SlurmError as error:
+        say(f"{node}: {error}")
+        return "undecided"
+    act.follow_hold(settings, journal, found, now)
+    return "held" if found.ours else "nothing"
+
+
+def _gpus(settings: Settings, journal: Journal, job: Job) -> list[str]:
+    """The job's GPUs; all of the node's where Slurm's numbers can't be told from one another."""
+    identity.learn(settings, journal, job.node)
+    uuids = identity.of_job(settings, journal, job)
+    if uuids is None:
+        uuids = identity.everything(journal)
+    journal.write(
+        "UPDATE job SET gpus = ? WHERE job = ? AND restart = ? AND gpus = ''", ",".join(uuids), job.job_id, job.restart
+    )
+    return uuids

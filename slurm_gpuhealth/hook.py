@@ -1,0 +1,57 @@
+"""What the programs that Slurm starts have in common: who we are, the configuration, the journal, a gentle end."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.settings import Settings
+
+
+def start(node: str) -> tuple[Settings, Journal] | None:
+    """Settings and journal for `node`; None, said in syslog, when the configuration is broken: then change nothing."""
+    from slurm_gpuhealth.config import ConfigError, config_path, load, refuse_if_writable_by_others
+    from slurm_gpuhealth.journal import open_journal
+
+    os.umask(0o077)
+    try:
+        refuse_if_writable_by_others(config_path())
+        settings = load(node=node)
+    except ConfigError as error:
+        _say(f"configuration not used, nothing checked: {error}")
+        return None
+    journal = open_journal(settings.paths)
+    if journal.trouble:
+        _say(f"{journal.trouble}; going on in {settings.paths.run}")
+    if journal.get("corrupt"):
+        _say(f"journal was corrupt: {journal.get('corrupt')}")
+        journal.put("corrupt", None)
+    return settings, journal
+
+
+def run(body: Callable[[], int]) -> NoReturn:
+    """Exit with what `body` returns; with 0, loudly, when it fails in a way that nobody foresaw.
+
+    An exit code other than 0 from a prolog makes Slurm drain the node: a bug of ours must not (law 2, law 5).
+    """
+    try:
+        code = body()
+    except Exception as error:  # the one place: the top of a program whose failure must not stop jobs
+        import traceback
+
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        _say(f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno}); nothing done")
+        code = 0
+    sys.exit(code)
+
+
+def _say(message: str) -> None:
+    from slurm_gpuhealth.say import say
+
+    say(message, error=True)
