@@ -1,0 +1,121 @@
+"""Kernel log text → events, whatever printed it: /dev/kmsg, dmesg in any time format, journalctl, syslog, or nothing.
+
+    >>> [(e.line, e.code, e.pci) for e in decode(["[ 12.3] NVRM: Xid (PCI:0000:3B:00): 79, GPU has fallen off"])]
+    [(1, 79, '0000:3b:00')]
+
+Only /dev/kmsg says for sure that the kernel spoke (facility 0). A text log is believed as far as its own stamp goes:
+what a program logged under another name than `kernel` is not read, nor is anything that merely contains such a line.
+"""
+
+from __future__ import annotations
+
+import re
+
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.xid import lines as forms
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from slurm_gpuhealth.xid.event import Event
+
+REACH = 16
+"""How many lines an event waits for its further lines: other CPUs' messages come in between."""
+
+KMSG = re.compile(r"(\d+),\d+,(\d+),[^;]*;", re.A)  # Documentation/ABI/testing/dev-kmsg: prio, seq, usec, flags
+RING = r"\[\s*(?P<{}>\d+\.\d+)(?:\s*<\s*[\d.]+>)?\]\s*"
+CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
+HOST = r"(?:\S+ )?kernel(?:\[\d*\])?: "
+STAMP = re.compile(
+    r"(?:<[0-7]>)?(?:kern\s*:[a-z]+\s*:\s?)?"  # dmesg -r: <4>, facility 0; dmesg -x: `kern  :warn  : `
+    r"(?:"
+    + RING.format("ring")
+    + rf"(?:{HOST})?"  # dmesg; journalctl -o short-monotonic
+    + r"|\[(?=[^\]]*\d)[^\]\[]{4,60}\]\s*"  # dmesg -T, -d, -H
+    + rf"|\d{{4}}-\d\d-\d\d[T ]{CLOCK}(?:\s?(?:Z|[+-]\w{{1,2}}:?\w{{2}}))?\s+(?:{HOST})?"  # ISO
+    # syslog and journalctl: a date in any language, `jan. 29`, `29 janv.`, ` 1月 29`, `Fri 2024-08-30`
+    + rf"|(?:\S{{1,12}}\s+){{0,3}}{CLOCK}(?:\s\d{{4}})?(?:\s[A-Z]{{2,5}})?\s+{HOST}"
+    + rf"|\d{{9,}}\.\d+\s+{HOST}"  # journalctl -o short-unix
+    + rf"|{HOST})?"
+    + r"(?:"
+    + RING.format("inner")
+    + r")?(?:\[\s*[TC]\d+\]\s*)?"  # a second stamp after `kernel:`; the caller's task or CPU
+)
+# The one message that the driver prints over several lines: its newlines come escaped, or as lines of their own.
+NEWLINE = re.compile(r"\\x0a|#012|\n\s*")
+
+
+def decode(lines: Iterable[str]) -> Iterator[Event]:
+    """The events in `lines`, in input order; the further lines of an event are part of it."""
+    held: list[Event] = []
+    for number, text, uptime, recorded in _messages(lines):
+        while held and number - held[0].line > REACH:
+            yield from _done(held.pop(0))
+        if text.startswith("NVRM: The NVIDIA GPU "):
+            text = NEWLINE.sub(" ", text)
+        event = forms.read(text, number, uptime)
+        if event is None or (recorded and event.kind == "xid" and event.pci is None):
+            continue  # the driver itself never leaves the address out
+        for i in range(len(held) - 1, -1, -1) if event.part else ():
+            whole = _join(held[i], event)
+            if whole:
+                held[i] = whole
+                break
+        else:
+            if held or event.word == "gone-head" or event.kind in ("aer", "sxid"):
+                held.append(event)
+            else:
+                yield event
+    for event in held:
+        yield from _done(event)
+
+
+def _messages(lines: Iterable[str]) -> Iterator[tuple[int, str, float | None, bool]]:
+    """Number, text without its stamp, uptime and "from /dev/kmsg" of every line that the kernel may have written."""
+    stamped = False
+    for number, line in enumerate(lines, 1):
+        line = line.rstrip("\r\n")
+        record = KMSG.match(line)
+        if record:
+            stamped = True
+            if int(record[1]) >> 3 == 0:
+                yield number, line[record.end() :], int(record[2]) / 1e6, True
+            continue
+        bare = line.lstrip()
+        stamp = STAMP.match(bare)
+        if stamp is None:
+            continue
+        text = bare[stamp.end() :]
+        if bare != line and not stamp.end() and stamped:
+            # The rest of the message above, or a dictionary of /dev/kmsg: a path with a newline in it can't speak here.
+            if not text.startswith(("NVRM: (PCI ID:", "NVRM: fallen off the bus", "NVRM: installed in this system")):
+                continue
+        else:
+            stamped = stamp.end() > 0
+        seconds = stamp["ring"] or stamp["inner"]
+        yield number, text, float(seconds) if seconds else None, False
+
+
+def _join(event: Event, part: Event) -> Event | None:
+    """`event` with what its further line `part` adds; None: it belongs to another one."""
+    if part.kind == "sxid" and event.kind == "sxid" and (event.code, event.pci) == (part.code, part.pci):
+        return replace(event, details={**part.details, **event.details})
+    if part.kind == "aer" and event.kind == "aer" and part.pci in (event.pci, event.details.get("source")):
+        if part.word != "detail" and "layer" in event.details:
+            return None  # the same port's next error
+        return replace(
+            event,
+            fatal=event.fatal if part.fatal is None else part.fatal,
+            word=event.word if part.word == "detail" or event.word == "fatal" else part.word,
+            message=f"{event.message}; {part.message.strip()}"[:400],
+            details={**event.details, **part.details},
+        )
+    if part.kind == "fallen_off_bus" and event.word == "gone-head":
+        return replace(part, line=event.line, pci=event.pci, part=False, uptime=event.uptime)
+    return None
+
+
+def _done(event: Event) -> Iterator[Event]:
+    """What is printed once no more lines can come."""
+    yield replace(event, word="other") if event.word == "gone-head" else event
