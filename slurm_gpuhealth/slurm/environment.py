@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
 MAX_GPUS = 1024
+GPU_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-/")
 OOM = 125
 LAUNCH = (53, 54)
 """Slurm's "signals" of a job that never ran: no output file could be opened (53), the prolog failed (54)."""
@@ -134,8 +135,8 @@ def _gpus(text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
             if not low <= high < MAX_GPUS:
                 raise ValueError(f"SLURM_JOB_GPUS={text[:80]!r}: {item[:40]!r} is no range of GPUs below {MAX_GPUS}")
             positions += range(low, high + 1)
-        elif item.strip()[:4] in ("GPU-", "MIG-") and item.strip().isprintable() and len(item) < 128:
-            names.append(item.strip())
+        elif item[:4] in ("GPU-", "MIG-") and 4 < len(item) < 128 and GPU_NAME.issuperset(item):
+            names.append(item)
         elif item.strip():
             raise ValueError(
                 f"SLURM_JOB_GPUS={text[:80]!r}: {item[:40]!r} is neither a number, a range nor a GPU's name"

@@ -1,9 +1,9 @@
 """Taking a node out and giving it back: looked at just before the change, read back after it, an admin's left alone.
 
-    read ──▶ plan ──▶ note (caller's journal) ──▶ write ──▶ read back
+    read ──▶ plan ──▶ note (caller's journal and budget) ──▶ read again ──▶ write ──▶ read back
 
-Between the read and the write a few milliseconds remain in which an admin's change can be lost; the old text is in
-the caller's journal and in `sacctmgr show event`. Slurm has no compare-and-set.
+Between the last read and the write a few milliseconds remain in which an admin's change can be lost; the old text is
+in the caller's journal and in `sacctmgr show event`. Slurm has no compare-and-set.
 """
 
 from __future__ import annotations
@@ -103,6 +103,12 @@ def take(
         return Change(plan, before, before, done=plan.action == "ours")
     if not note(before, plan):
         return Change(Plan("leave", "the caller said no"), before, before, done=False)
+    latest = control.show_node(slurm, name)  # `note` may have taken seconds: an admin's change of that time stands
+    if (latest.reason, plan_drain(latest)) != (before.reason, plan):
+        plan = plan_drain(latest)
+        if plan.action != "ours":
+            plan = Plan("leave", f"it was changed while we looked: {latest.reason!r}")
+        return Change(plan, before, latest, done=plan.action == "ours")
     control.drain(slurm, name, reason)
     after = control.show_node(slurm, name)
     return Change(plan, before, after, done=after.ours == reason)

@@ -20,7 +20,7 @@ STAMP = re.compile(r" \[([^\s@\]]+)@([^\s\]]+)\](?= [A-Z]\w*=|\s*$)")
 whole text, stamp included, is then taken for the reason: none of ours."""
 INSTANCE = re.compile(r" Instance(?:Id|Type)=")
 JOB_STATE = re.compile(
-    r" JobState=(?P<state>[A-Z_]+) Reason=(?P<reason>\S*) Dependency=\S*(?: [A-Za-z]+=\S*){0,3}?"
+    r" JobState=(?P<state>[A-Z_]+) Reason=(?P<reason>\S*)(?: [A-Za-z]+=\S*){1,4}?"
     r" Requeue=(?P<requeue>[01]) Restarts=(?P<restarts>\d+) BatchFlag=(?P<batch>\d) Reboot=\d"
     r" ExitCode=(?P<code>\d+):(?P<signal>\d+)"
 )
@@ -147,9 +147,9 @@ def parse_gres(text: str) -> tuple[tuple[str, ...], ...]:
             continue
         match = re.search(r" Count=(\d+) .*?\bFile=(\S+)", line)
         count, files = (int(match[1]), expand(match[2])) if match else (0, ())
-        if count == 1:
+        if count == 1 and files:
             positions.append(files)
-        elif count == len(files):
+        elif count == len(files) > 0:
             positions += [(file,) for file in files]
         else:
             raise ValueError(f"slurmd -G: {count} GPUs with {len(files)} device files: {line.strip()!r}")

@@ -1,0 +1,247 @@
+"""What may be done to a node, and what is done, against a stand-in scontrol that keeps one node's record."""
+
+import pytest
+
+from slurm_gpuhealth import settings
+from slurm_gpuhealth.slurm import control, hold
+from slurm_gpuhealth.slurm.node import NodeRecord
+from slurm_gpuhealth.slurm.reason import Reason, write
+
+WANTED = Reason("Xid79", 3, "L1", "fail", job=1842, next="L3")
+OURS = write(WANTED)
+SCONTROL = """#!/bin/sh
+# One node's record in files; `update` writes what it is told, as scontrol does, whatever was there.
+cd {folder} || exit 1
+echo "$*" >> calls
+[ -e sabotage ] && . ./sabotage
+case "$*" in
+*show*) read -r state < state; reason=$(cat reason)
+  echo "NodeName=n1 State=$state BootTime=1 AllocTRES= ${{reason:+Reason=$reason [root@1795211587]}}" ;;
+*UNDRAIN*) echo IDLE > state; : > reason ;;
+*State=DRAIN*) echo IDLE+DRAIN > state; echo "${{4#Reason=}}" > reason ;;
+*update*) echo "${{3#Reason=}}" > reason ;;
+esac
+"""
+
+
+class Stand:
+    def __init__(self, folder):
+        self.folder = folder
+        program = folder / "scontrol"
+        program.write_text(SCONTROL.format(folder=folder))
+        program.chmod(0o755)
+        self.slurm = settings.Slurm(scontrol=str(program), timeout=5.0)
+        self.set("IDLE", "")
+
+    def set(self, state, reason):
+        (self.folder / "state").write_text(state + "\n")
+        (self.folder / "reason").write_text(reason)
+
+    def sabotage(self, script):
+        (self.folder / "sabotage").write_text(script)
+
+    @property
+    def reason(self):
+        return (self.folder / "reason").read_text().strip()
+
+    @property
+    def writes(self):
+        return [line for line in (self.folder / "calls").read_text().splitlines() if line.startswith("update")]
+
+
+@pytest.fixture
+def stand(tmp_path):
+    return Stand(tmp_path)
+
+
+def plan(base="IDLE", flags="", reason=""):
+    return hold.plan_drain(NodeRecord("n1", base, frozenset(flags.split()), reason))
+
+
+@pytest.mark.parametrize("base", ["IDLE", "MIXED", "ALLOCATED"])
+def test_a_node_in_service_is_drained(base):
+    assert plan(base).action == "drain"
+
+
+@pytest.mark.parametrize("flag", sorted(hold.HARMLESS.keys() - {"DRAIN"}))
+def test_flags_that_do_not_forbid_a_drain(flag):
+    assert plan(flags=flag).action == "drain"
+
+
+@pytest.mark.parametrize("flag", [*hold.LEFT_ALONE, "SOMETHING_NEW"])
+def test_flags_that_say_somebody_else_has_it(flag):
+    found = plan(flags=flag)
+    assert found.action == "leave"
+    assert flag in found.why
+
+
+@pytest.mark.parametrize("base", ["FUTURE", "UNKNOWN", "ERROR"])
+def test_a_node_that_is_not_there_is_left_alone(base):
+    assert plan(base).action == "leave"
+
+
+def test_our_own_reboot_is_still_our_hold():
+    assert plan("DOWN", "DRAIN REBOOT_ISSUED", f"{OURS} : reboot issued").action == "ours"
+
+
+@pytest.mark.parametrize("reason", ["admin: PSU", "", f"{OURS} JD: waiting for the part"])
+def test_an_admins_drain_is_left_alone(reason):
+    found = plan(flags="DRAIN", reason=reason)
+    assert found.action == "leave"
+    assert "admin" in found.why
+
+
+def test_an_admins_down_without_a_drain_is_left_alone():
+    assert plan("DOWN", "", OURS).action == "leave"
+
+
+@pytest.mark.parametrize("reason", ["Prolog error", "gres/gpu count reported lower than configured (7 < 8)"])
+def test_slurms_drain_is_adopted_where_a_gpu_fault_explains_it(reason):
+    assert plan(flags="DRAIN INVALID_REG", reason=reason).action == "adopt"
+
+
+def test_slurms_drain_for_something_else_is_left_alone():
+    assert plan(flags="DRAIN", reason="Low TmpDisk").action == "leave"
+    assert plan("DOWN", "NOT_RESPONDING", "Not responding").action == "leave"
+
+
+def test_taking_a_node_drains_it_with_our_reason(stand):
+    change = hold.take(stand.slurm, "n1", WANTED)
+    assert change.done
+    assert (change.plan.action, change.before.reason, change.after.reason) == ("drain", "", OURS)
+
+
+def test_a_node_that_we_hold_is_not_written_to_again(stand):
+    stand.set("IDLE+DRAIN", OURS)
+    assert hold.take(stand.slurm, "n1", WANTED).done
+    assert stand.writes == []
+
+
+def test_an_admins_reason_is_not_written_over(stand):
+    stand.set("IDLE+DRAIN", "admin: PSU")
+    assert not hold.take(stand.slurm, "n1", WANTED).done
+    assert (stand.reason, stand.writes) == ("admin: PSU", [])
+
+
+def test_an_admin_who_comes_while_we_look_is_not_written_over(stand):
+    def an_admin_drains(*_):
+        stand.set("IDLE+DRAIN", "admin: PSU")
+        return True
+
+    change = hold.take(stand.slurm, "n1", WANTED, an_admin_drains)
+    assert (change.done, change.plan.action) == (False, "leave")
+    assert (stand.reason, stand.writes) == ("admin: PSU", [])
+
+
+def test_the_old_text_is_noted_before_it_is_replaced(stand):
+    stand.set("IDLE+DRAIN", "Prolog error")
+    seen = []
+    hold.take(stand.slurm, "n1", WANTED, lambda before, plan: seen.append((before.reason, stand.reason)) or True)
+    assert seen == [("Prolog error", "Prolog error")]
+    assert stand.reason == OURS
+
+
+def test_over_budget_nothing_is_written(stand):
+    assert not hold.take(stand.slurm, "n1", WANTED, lambda *_: False).done
+    assert stand.writes == []
+
+
+def test_a_write_that_another_overwrote_is_not_called_done(stand):
+    stand.sabotage('case "$*" in *State=DRAIN*) echo IDLE+DRAIN > state; echo admin > reason; exit 0 ;; esac\n')
+    change = hold.take(stand.slurm, "n1", WANTED)
+    assert not change.done
+    assert change.after.reason == "admin"
+
+
+def test_our_reason_is_reworded_only_when_it_changes(stand):
+    stand.set("IDLE+DRAIN", OURS)
+    assert hold.reword(stand.slurm, "n1", WANTED).done
+    assert stand.writes == []
+    assert hold.reword(stand.slurm, "n1", Reason("Xid79", 3, "L3", "running")).done
+    assert stand.reason == "gpuhealth:Xid79 GPU3 L3 running"
+
+
+@pytest.mark.parametrize("change", [hold.give_back, lambda slurm, name: hold.reword(slurm, name, WANTED)])
+@pytest.mark.parametrize("reason", ["admin: PSU", "Prolog error", ""])
+def test_what_is_not_ours_is_neither_given_back_nor_reworded(stand, change, reason):
+    stand.set("IDLE+DRAIN", reason)
+    assert not change(stand.slurm, "n1").done
+    assert stand.writes == []
+
+
+def test_our_hold_is_given_back_with_undrain(stand):
+    stand.set("IDLE+DRAIN", OURS)
+    assert hold.give_back(stand.slurm, "n1").done
+    assert stand.writes == ["update NodeName=n1 State=UNDRAIN"]
+
+
+@pytest.mark.parametrize(
+    ("held", "total", "share", "floor", "fits"),
+    [
+        (0, 4, 0.05, 2, True),  # 5 % of 4 is less than one: the floor
+        (1, 4, 0.05, 2, True),
+        (2, 4, 0.05, 2, False),
+        (4, 100, 0.05, 2, True),
+        (5, 100, 0.05, 2, False),
+        (1, 39, 0.05, 1, False),  # rounded down
+        (28, 100, 0.29, 0, True),  # 0.29 * 100 is 28.999999999999996
+        (29, 100, 0.29, 0, False),
+        (0, 100, 0.0, 0, False),
+    ],
+)
+def test_the_budget_is_a_share_with_a_floor(held, total, share, floor, fits):
+    assert hold.within_budget(held, total, settings.Drain(budget=share, floor=floor)) == fits
+
+
+@pytest.mark.parametrize("name", ["", "ALL", "all", "n[1-500]", "n1,n2", "n1 State=DOWN", "-x\n"])
+def test_a_name_that_means_more_than_one_node_is_never_sent(stand, name):
+    with pytest.raises(ValueError, match="not the name of one node"):
+        control.undrain(stand.slurm, name)
+
+
+def slurm_that(tmp_path, script, **more):
+    program = tmp_path / "scontrol"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return settings.Slurm(scontrol=str(program), **more)
+
+
+def test_a_scontrol_that_hangs_is_a_silent_controller(tmp_path):
+    with pytest.raises(control.ControllerDown, match=r"no answer in 0\.2 s"):
+        control.show_node(slurm_that(tmp_path, "exec sleep 60", timeout=0.2), "n1")
+
+
+def test_a_controller_that_is_away_is_told_from_a_refusal(tmp_path):
+    with pytest.raises(control.ControllerDown):
+        control.show_node(
+            slurm_that(tmp_path, "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1"), "n1"
+        )
+    with pytest.raises(control.Refused) as refused:
+        control.drain(slurm_that(tmp_path, "echo 'slurm_update error: Invalid user id' >&2; exit 1"), "n1", WANTED)
+    assert (refused.value.rc, refused.value.text) == (1, "slurm_update error: Invalid user id")
+
+
+def test_another_slurms_scontrol_is_refused_with_its_words(tmp_path):
+    with pytest.raises(control.Refused, match="Insane message length"):
+        control.show_job(slurm_that(tmp_path, "echo 'slurm_load_jobs error: Insane message length'; exit 1"), 5)
+
+
+def test_an_answer_that_is_no_record_is_refused(tmp_path):
+    with pytest.raises(control.Refused, match="not the record of node n1"):
+        control.show_node(slurm_that(tmp_path, "echo hello"), "n1")
+
+
+@pytest.mark.parametrize("path", ["/nonexistent/scontrol", "/etc/passwd"])
+def test_a_missing_scontrol_says_what_to_do(path):
+    with pytest.raises(control.NoProgram, match=r"gpuhealth\.toml"):
+        control.show_node(settings.Slurm(scontrol=path), "n1")
+
+
+def test_slurms_programs_get_path_and_slurm_conf_from_us_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", "/evil.conf")
+    monkeypatch.setenv("SINFO_FORMAT", "evil")
+    slurm = slurm_that(tmp_path, "env", conf="/etc/slurm/x.conf")
+    env = dict(line.split("=", 1) for line in control._ask(slurm, slurm.scontrol).splitlines())
+    assert env["SLURM_CONF"] == "/etc/slurm/x.conf"
+    assert env["PATH"].startswith("/usr/")
+    assert "SINFO_FORMAT" not in env
