@@ -154,7 +154,7 @@ CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
     ("Infiniband", "error_growth"): _between(1, 1e9, "1 or more"),
     ("Drain", "nodes"): _like(r"([A-Za-z0-9][^\s;|&]*)?", 'a hostlist without spaces, "gpu[001-128]"'),
     ("Journal", "keep"): _between(7 * DAY, 3650 * DAY, '"7d" or more: the built-in policy looks back 7 days'),
-    ("Row", "finding"): _like(r"\*|[a-z*?][a-z*?-]*:\S+", 'SOURCE:CODE, "xid:79", with * and ? as in file names'),
+    ("Row", "finding"): _like(r"\*|[a-z*?][a-z0-9*?-]*:\S+", 'SOURCE:CODE, "xid:79", with * and ? as in file names'),
     ("Row", "rung"): _like("|".join(("", *RUNGS)), " or ".join(f'"{one}"' for one in RUNGS)),
     ("Row", "times"): _between(1, 1e6, "1 or more"),
     ("Row", "window"): _between(1, 3650 * DAY, "1s or more"),
@@ -175,8 +175,11 @@ def compare(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]
         here = ("check", "command", index)
         if names.index(one["name"]) != index:
             yield (*here, "name"), f'"{one["name"]}" is taken by an earlier command; findings are told apart by it'
-        if one.get("timeout", 0) >= check["timeout"]:
-            yield (*here, "timeout"), limit
+        if one.get("timeout", 10) > check["timeout"] / 2:
+            yield (
+                (*here, "timeout"),
+                f"is more than half of check.timeout ({check['timeout']:g} s), all that checks may have",
+            )
     for index, row in enumerate(data.get("policy", ())):
         row = {"rung": "", "times": 1, "distinct": "", "window": DAY, **row}
         if row["rung"] and row["severity"] != "fault":

@@ -1,0 +1,192 @@
+"""The built-in policy, reviewed row by row: what each finding leads to, and that each row is needed."""
+
+import json
+from importlib import resources
+
+import pytest
+
+from slurm_gpuhealth.config import POLICY_PATH
+from slurm_gpuhealth.config_check import parse_with_lines
+from slurm_gpuhealth.findings import Finding
+from slurm_gpuhealth.judge import match
+from slurm_gpuhealth.settings import Row
+
+ROWS = tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
+HARDWARE, APPLICATION = {"class": "hardware"}, {"class": "application"}
+
+
+def decide(key: str, details=None, seen: int = 1) -> Row:
+    source, _, code = key.partition(":")
+    row = match(ROWS, Finding(0.0, source, code, "", details=details or {}), lambda *_: seen)
+    assert row is not None
+    return row
+
+
+def xid(action: str, cls: str = "hardware") -> dict[str, str]:
+    return {"action": action, "class": cls}
+
+
+# finding, details, how often it was seen → severity, rung
+# fmt: off
+REVIEWED = [
+    # Xids by NVIDIA's immediate action. 79 goes to level 3, which says what is left of the node.
+    ("xid:79", xid("RESTART_BM"), 1, "fault", "L3"),
+    ("xid:48", xid("RESET_GPU"), 1, "fault", "reset"),
+    ("xid:48", xid("WORKFLOW_XID_48"), 1, "fault", "reset"),
+    ("xid:64", xid("RESET_GPU"), 1, "fault", "reset"),
+    ("xid:95", xid("RESET_GPU"), 1, "fault", "reset"),
+    ("xid:109", xid("RESET_GPU"), 1, "fault", "reset"),
+    ("xid:119", xid("RESET_GPU"), 1, "fault", "reset"),
+    ("xid:140", xid("RESET_GPU"), 1, "fault", "reset"),
+    ("xid:155", xid("RESET_GPU", "driver"), 1, "fault", "reset"),
+    ("xid:61", xid("CONTACT_SUPPORT"), 1, "fault", "L3"),
+    ("xid:81", xid("CONTACT_SUPPORT"), 1, "fault", "L3"),
+    ("xid:125", xid("CONTACT_SUPPORT"), 1, "fault", "L3"),
+    ("xid:56", xid("CONTACT_SUPPORT", "driver"), 1, "warning", ""),
+    ("xid:4", xid("CONTACT_SUPPORT", "application"), 1, "info", ""),
+    # 154 by its words, 144-150 and 74 by what the decoder makes of them.
+    ("xid:154", xid("RESTART_BM", "consequence"), 1, "fault", "reboot"),
+    ("xid:154", xid("RESET_GPU", "consequence"), 1, "fault", "reset"),
+    ("xid:154", xid("IGNORE", "consequence"), 1, "info", ""),
+    ("xid:149", xid("RESET_GPU"), 1, "fault", "reset"),
+    ("xid:149", xid("IGNORE"), 1, "warning", ""),
+    ("xid:149", xid("WORKFLOW_NVLINK5_ERR"), 1, "warning", ""),
+    ("xid:74", xid("RESET_GPU"), 1, "fault", "reset"),
+    ("xid:74", xid("IGNORE"), 1, "warning", ""),
+    ("xid:74", xid("WORKFLOW_NVLINK_ERR"), 3, "fault", "L3"),
+    # Never, however often and whatever it says.
+    ("xid:45", xid("WORKFLOW_XID_45", "consequence"), 9999, "info", ""),
+    ("xid:45", xid("RESET_GPU"), 9999, "info", ""),
+    ("xid:43", xid("IGNORE", "application"), 9999, "info", ""),
+    ("xid:69", xid("RESTART_APP", "application"), 9999, "info", ""),
+    ("xid:14", xid("IGNORE", "information"), 9999, "info", ""),
+    # The application's, until three users or jobs meet them on one GPU.
+    ("xid:13", xid("RESTART_APP", "application"), 2, "info", ""),
+    ("xid:13", xid("RESTART_APP", "application"), 3, "fault", "L3"),
+    ("xid:31", xid("RESTART_APP", "application"), 2, "info", ""),
+    ("xid:31", xid("RESTART_APP", "application"), 3, "fault", "L3"),
+    ("xid:32", xid("RESTART_APP"), 2, "warning", ""),
+    ("xid:32", xid("RESTART_APP"), 3, "fault", "L3"),
+    ("xid:80", xid("RESTART_APP"), 2, "warning", ""),
+    ("xid:80", xid("RESTART_APP"), 3, "fault", "L3"),
+    ("xid:94", xid("RESTART_APP"), 2, "warning", ""),
+    ("xid:94", xid("RESTART_APP"), 3, "fault", "L3"),
+    ("xid:54", xid("CHECK_MECHANICALS"), 2, "warning", ""),
+    ("xid:54", xid("CHECK_MECHANICALS"), 3, "fault", "L3"),
+    # Memory that was repaired, or that NVIDIA says to leave.
+    ("xid:63", xid("IGNORE"), 9, "warning", ""),
+    ("xid:92", xid("IGNORE"), 9, "warning", ""),
+    ("xid:157", xid("IGNORE"), 9, "warning", ""),
+    ("xid:171", {"action": None, "class": "hardware"}, 1, "warning", ""),
+    ("xid:999", {"action": None, "class": "driver"}, 1, "warning", ""),
+    ("xid:151", xid("RESTART_VM", "driver"), 1, "warning", ""),
+    # Switches.
+    ("sxid:20034", {"fatal": True, "class": "hardware", "action": "RESTART_BM"}, 1, "fault", "reboot"),
+    ("sxid:20034", {"fatal": None, "class": "hardware", "action": "RESTART_BM"}, 1, "fault", "reboot"),
+    ("sxid:12028", {"fatal": False, "class": "hardware", "action": "IGNORE"}, 99, "warning", ""),
+    ("sxid:12028", {"fatal": False, "class": "information", "action": "IGNORE"}, 99, "info", ""),
+    # PCI Express.
+    ("aer:fatal", {}, 1, "warning", ""), ("aer:fatal", {}, 2, "fault", "L3"),
+    ("aer:uncorrected-fatal", {}, 1, "warning", ""), ("aer:uncorrected-fatal", {}, 2, "fault", "L3"),
+    ("aer:uncorrected", {}, 4, "warning", ""), ("aer:uncorrected", {}, 5, "fault", "L3"),
+    ("aer:corrected", {}, 9999, "info", ""), ("aer:detail", {}, 9999, "info", ""),
+    # The driver without an Xid.
+    ("nvrm:os-error", {}, 1, "fault", "reboot"), ("nvrm:reset-required", {}, 1, "fault", "reset"),
+    ("nvrm:gsp-timeout", {}, 2, "warning", ""), ("nvrm:gsp-timeout", {}, 3, "fault", "reset"),
+    ("nvrm:init-failed", {}, 2, "warning", ""), ("nvrm:init-failed", {}, 3, "fault", "L3"),
+    ("nvrm:lost", {}, 2, "warning", ""), ("nvrm:lost", {}, 3, "fault", "L3"),
+    ("nvrm:rate-limit", {}, 9999, "info", ""), ("nvrm:other", {}, 9999, "info", ""),
+    ("nvrm:locked-up", {}, 9, "warning", ""),
+    # NVML.
+    ("driver:hung", {}, 1, "fault", "reboot"),
+    ("driver:not-loaded", {"class": "tool"}, 9, "warning", ""),
+    ("nvml:lost", {}, 1, "fault", "L3"), ("nvml:count", {}, 1, "fault", "L3"),
+    ("nvml:power", {}, 1, "fault", "L3"), ("nvml:irq", {}, 1, "fault", "reboot"),
+    ("nvml:remap-fail", {}, 1, "fault", "RMA"), ("nvml:remap-pend", {}, 1, "fault", "reset"),
+    ("nvml:remap-left", {}, 1, "warning", ""),
+    ("nvml:recovery", {"action": "reset"}, 1, "fault", "reset"),
+    ("nvml:recovery", {"action": "drain-and-reset"}, 1, "fault", "reset"),
+    ("nvml:recovery", {"action": "drain-p2p"}, 1, "fault", "reset"),
+    ("nvml:recovery", {"action": "reboot"}, 1, "fault", "reboot"),
+    ("nvml:recovery", {"action": "imex"}, 99, "warning", ""),
+    ("nvml:ecc", {}, 2, "warning", ""), ("nvml:ecc", {}, 3, "fault", "L3"),
+    *((f"nvml:{code}", {}, 2, "info", "") for code in ("slowdown", "thermal", "brake")),
+    *((f"nvml:{code}", {}, 9999, "warning", "") for code in ("slowdown", "thermal", "brake")),
+    *((f"nvml:{code}", {}, 99, "warning", "") for code in (
+        "hot", "pcie-width", "pcie-gen", "replay", "nvlink", "ecc-off", "persist", "mig", "driver", "vbios")),
+    *((f"nvml:{code}", {}, 99, "info", "") for code in ("timeout", "probe", "call", "permission")),
+    ("inventory:fabric-manager", {}, 9, "warning", ""),
+    # DCGM, at any level and for any test.
+    ("dcgm:memory", {"class": "ISOLATE", "error_id": 58}, 1, "fault", "L3"),
+    ("dcgm:software", {"class": "RESET", "error_id": 85}, 1, "fault", "reset"),
+    ("dcgm:software", {"class": "ISOLATE", "error_id": 126}, 1, "fault", "reboot"),
+    ("dcgm:pcie", {"class": "TRIAGE", "error_id": 30}, 1, "fault", "L3"),
+    ("dcgm:diagnostic", {"class": "MONITOR", "error_id": 40}, 9, "warning", ""),
+    ("dcgm:nccl_tests", {"class": "UNKNOWN", "error_id": 999}, 9, "warning", ""),
+    ("dcgm:software", {"class": "CONFIG", "error_id": 29}, 9, "warning", ""),
+    ("dcgm:driver", {}, 9, "warning", ""),
+    ("dcgm:not-testable", {}, 9, "info", ""), ("dcgm:tool-error", {}, 9, "info", ""),
+    ("dcgm-health:memory", {"class": "ISOLATE"}, 1, "fault", "L3"),
+    ("dcgm-health:memory", {"class": "RESET"}, 1, "fault", "reset"),
+    ("dcgm-health:power", {"class": "MONITOR"}, 99, "warning", ""),
+    ("dcgm-health:all", {}, 99, "warning", ""),
+    # InfiniBand: a flap is a warning; nothing that we can do mends a cable.
+    ("ib:port-down", {}, 2, "warning", ""), ("ib:port-down", {}, 3, "fault", ""),
+    ("ib:port-missing", {}, 2, "warning", ""), ("ib:port-missing", {}, 3, "fault", ""),
+    ("ib:unreadable", {}, 99, "info", ""),
+    ("ib:link_downed", {}, 99, "warning", ""), ("ib:rate", {}, 99, "warning", ""),
+    ("mlx5:link-down", {}, 99, "warning", ""),
+    # The host never drains by default.
+    *((f"host:{code}", {}, 9999, "warning", "") for code in ("memory", "read-only", "full", "mount", "unit", "hung")),
+    ("host:oom", {}, 9999, "info", ""), ("host:memory-corrected", {}, 9999, "info", ""),
+    ("host:unreadable", {}, 9999, "info", ""),
+    # A site's check by its own word.
+    ("site:nvme", {"says": "fault"}, 1, "fault", "L3"), ("site:nvme", {"says": "warning"}, 9, "warning", ""),
+    ("site:nvme", {"says": "info"}, 9, "info", ""), ("site:nvme", {}, 9, "info", ""),
+    ("leftover:process", {}, 9, "warning", ""),
+    # What nobody thought of never drains.
+    ("new-source:new-code", {"class": "hardware", "action": "RESET_GPU"}, 99, "warning", ""),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("case", REVIEWED, ids=lambda case: f"{case[0]}x{case[2]}")
+def test_each_finding_leads_where_the_review_says(case):
+    key, details, seen, severity, rung = case
+    row = decide(key, details, seen)
+    assert (row.severity, row.rung) == (severity, rung), row
+
+
+def test_each_row_decides_some_finding_of_the_review():
+    used = {id(decide(key, details, seen)) for key, details, seen, _, _ in REVIEWED}
+    assert [row for row in ROWS if id(row) not in used] == []
+
+
+def test_each_row_says_why():
+    assert [row.finding for row in ROWS if not row.why] == []
+
+
+def test_a_fault_that_no_rung_mends_is_a_port_and_nothing_else():
+    assert {row.finding for row in ROWS if row.severity == "fault" and not row.rung} == {
+        "ib:port-down",
+        "ib:port-missing",
+    }
+
+
+def test_an_xid_seen_once_drains_only_where_nvidia_asks_for_a_reset_a_reboot_or_support_for_hardware():
+    catalogue = json.loads((resources.files("slurm_gpuhealth.xid") / "xids.json").read_text())["xids"]
+    entries = catalogue.items() if isinstance(catalogue, dict) else [(one["code"], one) for one in catalogue]
+    faults = {
+        int(code)
+        for code, one in entries
+        if decide(f"xid:{code}", xid(one["action"], one["class"])).severity == "fault"
+    }
+    asked = {
+        int(code)
+        for code, one in entries
+        if one["action"] in ("RESET_GPU", "RESTART_BM", "WORKFLOW_XID_48")
+        or (one["action"], one["class"]) == ("CONTACT_SUPPORT", "hardware")
+    }
+    assert faults == asked
+    assert {48, 64, 79, 95, 119} <= faults
+    assert not {13, 31, 43, 45, 63, 92, 94} & faults
