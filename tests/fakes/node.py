@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 import uuid
+import zlib
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DRIVER = "580.95.05"
@@ -80,7 +81,7 @@ def load(folder: str) -> dict:
 def save(folder: str, scenario: dict) -> None:
     """Write the scenario, for people and DCGM (JSON) and for the stand-in library (lines); each file atomically."""
     write(folder, "scenario.json", json.dumps(scenario, indent=1) + "\n")
-    write(folder, "scenario.nvml", nvml_lines(scenario))
+    write(folder, "scenario.nvml", nvml_lines(scenario) + f"cell {_cell(folder)}\n")
     write(folder, "proc/sys/kernel/random/boot_id", scenario["boot_id"] + "\n")
 
 
@@ -138,12 +139,12 @@ def freezer() -> str | None:
     return mine if done.returncode == 0 else None
 
 
-def thaw() -> int:
-    """Let every process go that a stand-in froze (a SIGKILL that it was sent then ends it); returns how many."""
+def thaw(folder: str | None = None) -> int:
+    """Let the processes go that this node's (None: any) stand-in froze; a SIGKILL sent to them then ends them."""
     thawed = 0
     for root in (FREEZER, "/run/gpuhealth-fake-freezer"):
         for cell in sorted(os.listdir(root)) if os.path.isdir(root) else []:
-            if not cell.startswith("gpuhealth-fake-"):
+            if not cell.startswith(_cell(folder) if folder else "gpuhealth-fake-"):
                 continue
             with open(os.path.join(root, cell, "freezer.state"), "w", encoding="ascii") as state:
                 state.write("THAWED")
@@ -155,6 +156,10 @@ def thaw() -> int:
                 except OSError:
                     time.sleep(0.02)
     return thawed
+
+
+def _cell(folder: str) -> str:
+    return f"gpuhealth-fake-{zlib.crc32(os.path.abspath(folder).encode()):08x}-"
 
 
 def write(folder: str, name: str, text: str) -> None:
@@ -193,7 +198,7 @@ def _proc(folder: str, scenario: dict) -> None:
     write(folder, "proc/driver/nvidia/version", version)
     write(folder, "proc/mounts", "/dev/sda1 / ext4 rw,relatime 0 0\ntmpfs /run tmpfs rw,nosuid,nodev 0 0\n")
     write(folder, "proc/meminfo", "MemTotal:       2113508416 kB\nMemAvailable:   2051231244 kB\n")
-    process(folder, 1501, "nv-fabricmanager")
+    process(folder, 1501, "nv-fabricmanage")  # comm holds 15 characters
 
 
 def process(folder: str, pid: int, name: str, uid: int = 0, state: str = "S") -> None:

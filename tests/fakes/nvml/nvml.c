@@ -142,9 +142,10 @@ static int put(const char *folder_path, const char *name, const char *what) {
 /* A task frozen by the cgroup v1 freezer is in D state and does not die of SIGKILL until it is thawed. */
 static void hang(int unkillable) {
     if (unkillable) {
-        const char *freezer = find("freezer");
+        const char *freezer = find("freezer"), *name = find("cell");
         char cell[4200], pid[32];
-        snprintf(cell, sizeof cell, "%s/gpuhealth-fake-%d", freezer ? freezer : "/sys/fs/cgroup/freezer", getpid());
+        snprintf(cell, sizeof cell, "%s/%s%d", freezer ? freezer : "/sys/fs/cgroup/freezer",
+                 name ? name : "gpuhealth-fake-", getpid());
         snprintf(pid, sizeof pid, "%d", getpid());
         if (mkdir(cell, 0755) || put(cell, "cgroup.procs", pid) || put(cell, "freezer.state", "FROZEN")) {
             sigset_t all;
