@@ -54,7 +54,7 @@ def parse_with_lines(path: str) -> tuple[dict[str, Any], dict[Path, int]]:
         wrong = list(compare(data))
     lines = line_numbers(text)
     if wrong:
-        problems = [Problem(path, _line(lines, where), dotted(where), message) for where, message in wrong]
+        problems = [Problem(path, line_of(lines, where), dotted(where), message) for where, message in wrong]
         raise ConfigError(sorted(problems, key=lambda one: one.line))
     return data, lines
 
@@ -79,7 +79,7 @@ def dotted(where: Path) -> str:
     return "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in where).lstrip(".")
 
 
-def _line(lines: dict[Path, int], where: Path) -> int:
+def line_of(lines: dict[Path, int], where: Path) -> int:
     while where and where not in lines:
         where = where[:-1]
     return lines.get(where, 0)

@@ -1,0 +1,123 @@
+"""gpuhealth config: check a configuration, show the one in force."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import click
+
+from slurm_gpuhealth import config as configuration
+from slurm_gpuhealth.config import ConfigError, Problem
+from slurm_gpuhealth.config_check import dotted, line_of, parse, parse_with_lines
+from slurm_gpuhealth.config_kinds import UNITS
+from slurm_gpuhealth.frozen import asdict
+from slurm_gpuhealth.settings import Row, Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from slurm_gpuhealth.config_check import Path
+
+
+@click.group()
+def config() -> None:
+    """Check or show the configuration."""
+
+
+@config.command()
+@click.argument("file", required=False)
+@click.pass_obj
+def check(node: str | None, file: str | None) -> None:
+    """Say what is wrong with FILE [default: the configuration in force]; exit 1 if anything is."""
+    path = os.path.abspath(file or configuration.config_path())
+    problems = _problems(path, node)
+    for problem in problems:
+        click.echo(str(problem))
+    if problems:
+        sys.exit(1)
+    click.echo(f"{path}: nothing is wrong")
+
+
+def _problems(path: str, node: str | None) -> list[Problem]:
+    problems = [Problem(path, 0, "", one) for one in configuration.unsafe(path)]
+    try:
+        settings = configuration.build(parse(path), path, node)
+    except ConfigError as error:
+        return problems + error.problems
+    _, lines = parse_with_lines(path)
+    for index, command in enumerate(settings.check.command):
+        where: Path = ("check", "command", index, "argv")
+        problems += [
+            Problem(path, line_of(lines, where), dotted(where), f"would not be run: {one}")
+            for one in configuration.unsafe(command.argv[0])
+        ]
+    return problems
+
+
+@config.command()
+@click.option("--json", "as_json", is_flag=True, help="One object: key → value and where it is from.")
+@click.pass_obj
+def show(node: str | None, as_json: bool) -> None:
+    """The settings in force, and where each is from: the file and line, or the default."""
+    path = os.path.abspath(configuration.config_path())
+    try:
+        settings = configuration.build(parse(path), path, node)
+        data, lines = parse_with_lines(path)
+    except ConfigError as error:
+        click.echo(str(error))
+        sys.exit(1)
+    own = len(data.get("policy", ()))
+    table = [(where, kind, value, _origin(where, lines, path, own)) for where, kind, value in _fields(settings)]
+    if as_json:
+        click.echo(
+            json.dumps({dotted(where): {"value": plain(v), "from": origin} for where, _, v, origin in table}, indent=1)
+        )
+        return
+    for where, kind, value, origin in table:
+        click.echo(f"{dotted(where)} = {written(kind, value):<40} # {origin}")
+
+
+def _fields(value: Any, where: Path = ()) -> Iterator[tuple[Path, str, Any]]:
+    """Each setting as (place, kind, value); rows of the policy are one each."""
+    for key, kind in type(value).__annotations__.items():
+        one = getattr(value, key)
+        if hasattr(one, "__dict__"):
+            yield from _fields(one, (*where, key))
+        elif kind.endswith(("Row, ...]", "Command, ...]")):
+            for index, row in enumerate(one):
+                if isinstance(row, Row):
+                    yield (*where, key, index), "Row", row
+                else:
+                    yield from _fields(row, (*where, key, index))
+        else:
+            yield (*where, key), kind, one
+
+
+def _origin(where: Path, lines: dict[Path, int], path: str, own: int) -> str:
+    if where[0] == "policy":
+        return f"{path}:{line_of(lines, where)}" if int(where[1]) < own else "built in"
+    return f"{path}:{lines[where]}" if where in lines else "default"
+
+
+def written(kind: str, value: Any) -> str:
+    """`value` as it stands in the file."""
+    if kind == "Seconds":
+        unit, size = next(((u, s) for u, s in reversed(UNITS.items()) if value and value % s == 0), ("s", 1.0))
+        return f'"{value / size:g}{unit}"'
+    if kind == "Share":
+        return f'"{100 * value:g}%"'
+    if kind == "Row":
+        rest = {k: v for k, v in asdict(value).items() if v != Row.__dict__.get(k)}
+        return "{ " + ", ".join(f"{k} = {written(Row.__annotations__[k], v)}" for k, v in rest.items()) + " }"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {json.dumps(plain(v), ensure_ascii=False)}" for k, v in value.items()) + " }"
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON takes it."""
+    return asdict(value) if isinstance(value, (Row, Settings)) else list(value) if isinstance(value, tuple) else value

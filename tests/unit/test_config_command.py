@@ -1,0 +1,109 @@
+"""`gpuhealth config`: what an admin sees of the configuration."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_gpuhealth import config as configuration
+from slurm_gpuhealth.commands.config import config
+from slurm_gpuhealth.config_check import parse_with_lines
+
+TEXT = """mode = "enforce"
+[prolog]
+timeout = "20s"
+[drain]
+budget = "12.5%"
+[paths]
+state = "/var/{node}"
+[[check.command]]
+name = "x"
+argv = ["/bin/true"]
+[[policy]]
+finding = "xid:63"
+severity = "fault"
+rung = "reset"
+when = { class = ["hardware", "x"] }
+"""
+
+
+@pytest.fixture
+def gpuhealth(tmp_path, monkeypatch):
+    path = tmp_path / "gpuhealth.toml"
+    monkeypatch.setenv("GPUHEALTH_CONFIG", str(path))
+    monkeypatch.setattr(configuration, "unsafe", lambda path, top="/": [])
+
+    def run(text, *arguments):
+        path.write_text(text)
+        done = CliRunner().invoke(config, arguments, obj="n1")
+        return done.exit_code, done.output.replace(str(path), "FILE")
+
+    return run
+
+
+def test_a_sound_configuration_is_said_to_be_so(gpuhealth):
+    assert gpuhealth(TEXT, "check") == (0, "FILE: nothing is wrong\n")
+
+
+def test_each_problem_has_a_line_of_its_own(gpuhealth):
+    code, output = gpuhealth('mode = "x"\n[prolog]\ntimout = "1s"\n', "check")
+    assert code == 1
+    assert output.splitlines() == [
+        'FILE:1: mode: expected "enforce" or "shadow", not "x"',
+        "FILE:3: prolog.timout: unknown key; did you mean timeout?",
+    ]
+
+
+def test_a_file_and_a_program_that_others_can_write_are_problems(gpuhealth, monkeypatch):
+    monkeypatch.setattr(configuration, "unsafe", lambda path, top="/": [f"{path}: chmod go-w"])
+    code, output = gpuhealth(TEXT, "check")
+    assert code == 1
+    assert output.splitlines() == [
+        "FILE: FILE: chmod go-w",
+        "FILE:10: check.command[0].argv: would not be run: /bin/true: chmod go-w",
+    ]
+
+
+def test_another_file_can_be_checked(gpuhealth, tmp_path):
+    (tmp_path / "other.toml").write_text("x = 1")
+    code, output = gpuhealth(TEXT, "check", str(tmp_path / "other.toml"))
+    assert code == 1
+    assert "other.toml:1: x: unknown key" in output
+
+
+def test_what_is_in_force_is_shown_with_its_origin(gpuhealth):
+    code, output = gpuhealth(TEXT, "show")
+    lines = {line.partition(" = ")[0]: " ".join(line.partition(" = ")[2].split()) for line in output.splitlines()}
+    assert code == 0
+    assert lines["mode"] == '"enforce" # FILE:1'
+    assert lines["prolog.timeout"] == '"20s" # FILE:3'
+    assert lines["prolog.reuse_pass"].startswith('"10min" # default')
+    assert lines["drain.budget"] == '"12.5%" # FILE:5'
+    assert lines["drain.ack"] == '"7d" # default'
+    assert lines["paths.state"] == '"/var/n1" # FILE:7'
+    assert lines["check.command[0].argv"] == '["/bin/true"] # FILE:10'
+    assert lines["check.command[0].timeout"] == '"10s" # default'
+    assert lines["policy[0]"].endswith("# FILE:11")
+    assert lines["policy[1]"].endswith("# built in")
+
+
+def test_the_same_is_there_for_programs(gpuhealth):
+    code, output = gpuhealth(TEXT, "show", "--json")
+    shown = json.loads(output)
+    assert code == 0
+    assert shown["prolog.timeout"] == {"value": 20.0, "from": "FILE:3"}
+    assert shown["policy[0]"]["value"]["when"] == {"class": ["hardware", "x"]}
+
+
+def test_what_is_shown_is_a_configuration_of_the_same_meaning(gpuhealth, tmp_path):
+    _, output = gpuhealth(TEXT, "show")
+    rows = [line.partition(" = ")[2].rpartition(" # ")[0] for line in output.splitlines() if line.startswith("policy[")]
+    again = tmp_path / "again.toml"
+    again.write_text("policy = [\n" + ",\n".join(rows) + "\n]\n")
+    assert len(parse_with_lines(str(again))[0]["policy"]) == len(rows)
+
+
+def test_a_broken_configuration_is_not_shown_as_if_it_were_in_force(gpuhealth):
+    code, output = gpuhealth("x = 1", "show")
+    assert code == 1
+    assert "FILE:1: x: unknown key" in output
