@@ -72,9 +72,10 @@ def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, dead
     now = time.time()
     uuids = _gpus(settings, journal, job)
     watch.source(settings, journal, "nvml", now, min(settings.nvml.timeout, deadline - time.monotonic()))
-    watch.source(settings, journal, "leftovers", now, min(settings.nvml.timeout, deadline - time.monotonic()))
     others = {uuid for _, held in jobs.running(journal, but=job.job_id) for uuid in held}
-    wanted = [uuid for uuid in uuids if uuid not in others] if outcome != "ok" else []
+    mine = [uuid for uuid in uuids if uuid not in others]
+    wanted = mine if outcome != "ok" else []
+    _leftovers(settings, journal, job, mine, now, min(settings.nvml.timeout, deadline - time.monotonic()))
     retests = [] if others else [row[0] for row in journal.rows("SELECT uuid FROM retest")]
     refusal = _why_not(settings, journal, job, uuids, now)
     if refusal:
@@ -90,6 +91,28 @@ def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, dead
             for uuid in retests:
                 journal.write("DELETE FROM retest WHERE uuid = ?", uuid)
     act.act(settings, journal, "epilog", job.node, now, job.job_id)
+
+
+def _leftovers(
+    settings: Settings, journal: Journal, job: Job, uuids: Sequence[str], now: float, timeout: float
+) -> None:
+    """What the job left behind on GPUs that were its alone: reported; ended or put back only where configured."""
+    if settings.sources.leftovers == "off" or not uuids:
+        return
+    from slurm_gpuhealth.evidence import leftovers
+
+    boot = watch.boot_id(settings)
+    probed = watch.guarded(journal, "nvml", boot, lambda: leftovers.read(settings, uuids, timeout))
+    if probed is None or not probed.value:
+        return
+    uid = -1 if job.uid is None else job.uid
+    found = leftovers.judge_leftovers(probed.value, journal.get("gpus", []), uid, now)
+    record.keep(journal, settings, found, now)
+    if found and settings.epilog.kill_leftovers:
+        ended = leftovers.kill(settings, probed.value, uid)
+        say(f"{job.node}: job {job.job_id} left processes on its GPUs; ended: {ended or 'none'}")
+    if found and settings.epilog.restore_settings:
+        leftovers.restore(settings, probed.value, timeout)
 
 
 def _why_not(settings: Settings, journal: Journal, job: Job, uuids: Sequence[str], now: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
 
     from slurm_gpuhealth.journal import Journal
     from slurm_gpuhealth.settings import Settings
+
+
+_journal: Journal | None = None
+"""Of this program, for `run`'s last words."""
 
 
 def start(node: str) -> tuple[Settings, Journal] | None:
@@ -26,7 +31,8 @@ def start(node: str) -> tuple[Settings, Journal] | None:
     except ConfigError as error:
         _say(f"configuration not used, nothing checked: {error}")
         return None
-    journal = open_journal(settings.paths)
+    global _journal
+    _journal = journal = open_journal(settings.paths)
     if journal.trouble:
         _say(f"{journal.trouble}; going on in {settings.paths.run}")
     if journal.get("corrupt"):
@@ -46,7 +52,10 @@ def run(body: Callable[[], int]) -> NoReturn:
         import traceback
 
         where = traceback.extract_tb(error.__traceback__)[-1]
-        _say(f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno}); nothing done")
+        text = f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
+        _say(f"{text}; a fault of this program: it ends here, and the job goes on")
+        if _journal:
+            _journal.put("failure", {"time": time.time(), "program": os.path.basename(sys.argv[0]), "error": text})
         code = 0
     sys.exit(code)
 

@@ -24,13 +24,18 @@ def started(journal: Journal, job: Job, uuids: Sequence[str], now: float) -> Non
 
 
 def ended(journal: Journal, job: Job, outcome: str, now: float) -> None:
-    """Record how `job` ended as far as an epilog can know; also one whose prolog was not ours to see."""
+    """Record how `job` ended as far as an epilog can know; also one whose prolog was not ours to see.
+
+    The epilog of a run that was requeued already tells the restart count of the next: so it is the open row that ends.
+    """
+    row = journal.one("SELECT restart FROM job WHERE job = ? AND ended IS NULL ORDER BY restart DESC", job.job_id)
+    restart = row[0] if row else job.restart
     journal.write(
         "INSERT INTO job (job, restart, uid, user, nodes, gpus, started, ended, exit_code, signal, derived, outcome)"
         " VALUES (?, ?, ?, ?, ?, '', ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET ended = excluded.ended,"
         " exit_code = excluded.exit_code, signal = excluded.signal, derived = excluded.derived,"
         " outcome = excluded.outcome",
-        *(job.job_id, job.restart, _uid(job), job.user, job.num_nodes, now, now),
+        *(job.job_id, restart, _uid(job), job.user, job.num_nodes, now, now),
         *(job.exit_code, job.signal, job.derived_code << 8 | job.derived_signal, outcome),
     )
 

@@ -113,7 +113,8 @@ def _nvml(settings: Settings, journal: Journal, now: float, timeout: float) -> S
         journal.put("nvml", {"time": now, **probed.value})
         journal.put("nvml-time", now)
         keep = ("pci", "serial", "minor", "name", "index")
-        journal.put("gpus", [{"uuid": uuid, **{k: gpu.get(k) for k in keep}} for uuid, gpu in baseline["gpus"].items()])
+        gpus = [{"uuid": uuid, **{k: gpu.get(k) for k in keep}} for uuid, gpu in baseline["gpus"].items()]
+        journal.put("gpus", sorted(gpus, key=lambda gpu: gpu["index"] or 0))
     return findings
 
 

@@ -30,13 +30,13 @@ def findings(
     as_json: bool,
 ) -> None:
     """What was seen on this node, newest first."""
-    from slurm_gpuhealth.config_check import seconds
+    from slurm_gpuhealth.config_kinds import Wrong, scalar
 
     _, journal = common.open_node(node)
     try:
-        where, values = ["seen >= ?"], [time.time() - duration(since)]
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--since") from None
+        where, values = ["seen >= ?"], [time.time() - scalar("Seconds", since)]
+    except Wrong as error:
+        raise click.BadParameter(f"{since!r} is not {error}", param_hint="--since") from None
     for column, value in (("source", source), ("job", job)):
         if value is not None:
             where.append(f"{column} = ?")

@@ -43,16 +43,20 @@ def gather(node: str, settings: Settings, journal: Journal) -> dict[str, Any]:
         )
         last = dict(zip(("level", "outcome", "time"), row)) if row else None
         gpus.append({**gpu, "last_diagnostic": last, "state": _state(journal, gpu["uuid"])})
+    hold = journal.get("hold")
+    # what stands, what waits, and the events that the hold is about
+    now_true = "cleared IS NULL AND mode != 'old' AND severity != 'info' AND (standing OR acted IS NULL OR seen >= ?)"
     return {
         "node": node,
         "mode": settings.mode,
-        "hold": journal.get("hold"),
+        "hold": hold,
         "journal": journal.trouble or "ok",
         "gpus": gpus,
-        "findings": common.findings(journal, "cleared IS NULL AND (standing OR acted IS NULL) AND severity != 'info'"),
+        "findings": common.findings(journal, now_true, hold["since"] - 60 if hold else time.time()),
         "jobs": [{"job": job, "gpus": uuids} for job, uuids in jobs.running(journal)],
         "sources": journal.get("sources", {}),
         "last_check": journal.get("checked"),
+        "failure": journal.get("failure"),
     }
 
 
@@ -78,6 +82,11 @@ def show(facts: dict[str, Any]) -> None:
     if facts["findings"]:
         click.echo()
         common.show_findings(facts["findings"])
+    failure = facts["failure"]
+    if failure:
+        click.echo(
+            f"{failure['program']} failed {common.ago(now, failure['time'])}: {failure['error']}: please report it"
+        )
     for name, source in facts["sources"].items():
         if source["error"]:
             click.echo(f"source {name}: {source['error']} ({common.ago(now, source['time'])})")

@@ -1,0 +1,46 @@
+# make demo | test | bench | lint | docs     each does all the set-up that it needs on a fresh Debian 12, as root
+PYTHON := .venv/bin/python
+SOURCES := $(shell find slurm_gpuhealth -name '*.py' -o -name '*.json' -o -name '*.toml')
+
+.PHONY: demo test unit integration bench lint docs clean
+
+demo: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
+	$(PYTHON) -m tests.demo
+
+test: lint unit integration
+
+unit: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
+	$(PYTHON) -m pytest tests/unit
+
+integration: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
+	$(PYTHON) -m pytest tests/integration
+
+bench: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
+	for file in bench/*.py; do $(PYTHON) $$file || exit 1; done
+
+lint: .venv/installed
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+docs: .venv/installed
+	$(PYTHON) scripts/gen-docs
+
+# Installed as on a node, not "editable": what an editable install adds to every start-up would be measured too.
+.venv/installed: .venv/tools $(SOURCES)
+	rm -rf build
+	.venv/bin/pip install --quiet --no-deps --no-build-isolation --force-reinstall .
+	touch $@
+
+.venv/tools: pyproject.toml scripts/setup
+	scripts/setup
+	/usr/bin/python3 -m venv .venv
+	.venv/bin/pip install --quiet --upgrade pip setuptools wheel
+	.venv/bin/pip install --quiet '.[dev]'
+	touch $@
+
+tests/fakes/nvml/libnvidia-ml.so.1: tests/fakes/nvml/nvml.c | .venv/tools
+	$(MAKE) -C tests/fakes/nvml
+
+clean:
+	rm -rf .venv .cache build *.egg-info tests/fakes/nvml/*.so.1
