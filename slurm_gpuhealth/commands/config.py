@@ -78,7 +78,7 @@ def show(node: str | None, as_json: bool) -> None:
         )
         return
     for where, kind, value, origin in table:
-        click.echo(f"{dotted(where)} = {written(kind, value):<40} # {origin}")
+        click.echo(f"{dotted(where)} = {written(kind, value)}  # {origin}")
 
 
 def _fields(value: Any, where: Path = ()) -> Iterator[tuple[Path, str, Any]]:

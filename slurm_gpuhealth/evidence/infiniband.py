@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 READ_TIMEOUT = 5.0
 FORGET = 7 * 86400.0
 """Seconds after which a port that is not active any more is taken to be out of use."""
+REFRESH = 3600.0
+"""Seconds between two notes that a port is active: a baseline that stays the same costs no write."""
 ONCE = ("link_downed", "link_error_recovery")  # counters of which one more is worth a word
 MANY = (  # counters of which settings.infiniband.error_growth more are
     "symbol_error",
@@ -132,7 +134,7 @@ def _remember(ports: dict[str, Any], known: dict[str, Any], now: float) -> dict[
     for port, one in ports.items():
         before = known.get(port, {"active": 0.0, "rate": 0.0})
         up = one["state"] == "ACTIVE"
-        active = now if up else before["active"]
+        active = before["active"] if not up or 0 <= now - before["active"] < REFRESH else now
         if now - active < FORGET:
             rate = max(before["rate"], one["rate"] or 0.0) if up else before["rate"]
             new[port] = {"active": active, "rate": rate, "counters": one["counters"]}

@@ -82,21 +82,16 @@ REVIEWED = [
     ("xid:151", xid("RESTART_VM", "driver"), 1, "warning", ""),
     # Switches.
     ("sxid:20034", {"fatal": True, "class": "hardware", "action": "RESTART_BM"}, 1, "fault", "reboot"),
-    ("sxid:20034", {"fatal": None, "class": "hardware", "action": "RESTART_BM"}, 1, "fault", "reboot"),
     ("sxid:12028", {"fatal": False, "class": "hardware", "action": "IGNORE"}, 99, "warning", ""),
     ("sxid:12028", {"fatal": False, "class": "information", "action": "IGNORE"}, 99, "info", ""),
+    ("sxid:20034", {"class": "hardware", "action": "RESTART_BM"}, 99, "info", ""),
     # PCI Express.
-    ("aer:fatal", {}, 1, "warning", ""), ("aer:fatal", {}, 2, "fault", "L3"),
-    ("aer:uncorrected-fatal", {}, 1, "warning", ""), ("aer:uncorrected-fatal", {}, 2, "fault", "L3"),
-    ("aer:uncorrected", {}, 4, "warning", ""), ("aer:uncorrected", {}, 5, "fault", "L3"),
-    ("aer:corrected", {}, 9999, "info", ""), ("aer:detail", {}, 9999, "info", ""),
-    # The driver without an Xid.
-    ("nvrm:os-error", {}, 1, "fault", "reboot"), ("nvrm:reset-required", {}, 1, "fault", "reset"),
-    ("nvrm:gsp-timeout", {}, 2, "warning", ""), ("nvrm:gsp-timeout", {}, 3, "fault", "reset"),
-    ("nvrm:init-failed", {}, 2, "warning", ""), ("nvrm:init-failed", {}, 3, "fault", "L3"),
-    ("nvrm:lost", {}, 2, "warning", ""), ("nvrm:lost", {}, 3, "fault", "L3"),
-    ("nvrm:rate-limit", {}, 9999, "info", ""), ("nvrm:other", {}, 9999, "info", ""),
-    ("nvrm:locked-up", {}, 9, "warning", ""),
+    ("aer:fatal", {}, 2, "warning", ""), ("aer:fatal", {}, 3, "fault", "L3"),
+    ("aer:uncorrected", {}, 9999, "warning", ""), ("aer:corrected", {}, 9999, "info", ""),
+    # The driver without an Xid: only where its words ask for what an Xid would.
+    ("nvrm:reboot-required", {}, 1, "fault", "reboot"), ("nvrm:reset-required", {}, 1, "fault", "reset"),
+    *((f"nvrm:{code}", {}, 9999, "warning", "") for code in ("gsp-timeout", "init-failed", "lost", "locked-up")),
+    ("nvrm:rate-limit", {}, 9999, "info", ""),
     # NVML.
     ("driver:hung", {}, 1, "fault", "reboot"),
     ("driver:not-loaded", {"class": "tool"}, 9, "warning", ""),
@@ -113,8 +108,8 @@ REVIEWED = [
     *((f"nvml:{code}", {}, 2, "info", "") for code in ("slowdown", "thermal", "brake")),
     *((f"nvml:{code}", {}, 9999, "warning", "") for code in ("slowdown", "thermal", "brake")),
     *((f"nvml:{code}", {}, 99, "warning", "") for code in (
-        "hot", "pcie-width", "pcie-gen", "replay", "nvlink", "ecc-off", "persist", "mig", "driver", "vbios")),
-    *((f"nvml:{code}", {}, 99, "info", "") for code in ("timeout", "probe", "call", "permission")),
+        "hot", "pcie-width", "pcie-gen", "replay", "nvlink", "ecc-off", "driver", "vbios", "init", "handle")),
+    *((f"nvml:{code}", {}, 99, "info", "") for code in ("persist", "mig", "timeout", "probe", "call", "permission")),
     ("inventory:fabric-manager", {}, 9, "warning", ""),
     # DCGM, at any level and for any test.
     ("dcgm:memory", {"class": "ISOLATE", "error_id": 58}, 1, "fault", "L3"),
@@ -126,18 +121,19 @@ REVIEWED = [
     ("dcgm:software", {"class": "CONFIG", "error_id": 29}, 9, "warning", ""),
     ("dcgm:driver", {}, 9, "warning", ""),
     ("dcgm:not-testable", {}, 9, "info", ""), ("dcgm:tool-error", {}, 9, "info", ""),
-    ("dcgm-health:memory", {"class": "ISOLATE"}, 1, "fault", "L3"),
-    ("dcgm-health:memory", {"class": "RESET"}, 1, "fault", "reset"),
-    ("dcgm-health:power", {"class": "MONITOR"}, 99, "warning", ""),
-    ("dcgm-health:all", {}, 99, "warning", ""),
+    ("dcgm-health:memory", {"value": "Failure"}, 99, "warning", ""),
+    ("dcgm-health:power", {"value": "Warning"}, 99, "info", ""),
+    ("dcgm-health:gpus-missing", {}, 99, "warning", ""),
     # InfiniBand: a flap is a warning; nothing that we can do mends a cable.
     ("ib:port-down", {}, 2, "warning", ""), ("ib:port-down", {}, 3, "fault", ""),
     ("ib:port-missing", {}, 2, "warning", ""), ("ib:port-missing", {}, 3, "fault", ""),
     ("ib:unreadable", {}, 99, "info", ""),
     ("ib:link_downed", {}, 99, "warning", ""), ("ib:rate", {}, 99, "warning", ""),
-    ("mlx5:link-down", {}, 99, "warning", ""),
+    ("ib:link-down", {}, 99, "warning", ""), ("ib:link", {}, 99, "info", ""), ("ib:command", {}, 99, "info", ""),
     # The host never drains by default.
     *((f"host:{code}", {}, 9999, "warning", "") for code in ("memory", "read-only", "full", "mount", "unit", "hung")),
+    ("host:kernel-log-unreadable", {}, 9999, "warning", ""), ("host:kernel-log-flood", {}, 9999, "info", ""),
+    ("host:kernel-log-overrun", {}, 9999, "info", ""),
     ("host:oom", {}, 9999, "info", ""), ("host:memory-corrected", {}, 9999, "info", ""),
     ("host:unreadable", {}, 9999, "info", ""),
     # A site's check by its own word.
