@@ -196,7 +196,8 @@ def unsafe(path: str, top: str = "/") -> list[str]:
         if status.st_uid not in (0, os.geteuid()):
             found.append(f"{part} belongs to uid {status.st_uid}, who can change it: chown root {part}")
         elif status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode):
-            found.append(f"{part} can be written by others (mode {status.st_mode & 0o7777:04o}): chmod go-w {part}")
+            remedy = "keep it elsewhere" if status.st_mode & stat.S_ISVTX else f"chmod go-w {part}"
+            found.append(f"{part} can be written by others (mode {status.st_mode & 0o7777:04o}): {remedy}")
     return found
 
 

@@ -110,7 +110,8 @@ class TestOwnership:
     @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
     def test_a_folder_that_others_can_write_is_refused_with_the_remedy(self, file, tmp_path, mode):
         file.parent.chmod(mode)
-        assert f"chmod go-w {file.parent}" in self.refused(file, tmp_path)
+        remedy = "keep it elsewhere" if mode == 0o1777 else f"chmod go-w {file.parent}"
+        assert f"{file.parent} can be written by others (mode {mode:04o}): {remedy}" in self.refused(file, tmp_path)
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
     def test_a_file_of_somebody_else_is_refused_with_the_remedy(self, file, tmp_path):
