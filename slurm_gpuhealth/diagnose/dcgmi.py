@@ -63,7 +63,8 @@ def run(
     done = child.run(argv, timeout=limit, grace=engine.STOP, cpus=all_cpus())
     diagnosis = _read(done, level, ids or sorted(known), limit)
     if expected and not gpus and done.rc == BAD_PARAMETER:
-        diagnosis = engine.nothing("not-testable", level, f"DCGM sees {len(known)} GPUs, not the {expected} expected")
+        message = f"DCGM sees {len(known)} GPUs, not the {expected} expected"
+        diagnosis = replace(engine.nothing("not-testable", level, message), exit_code=done.rc)
     diagnosis = replace(diagnosis, seconds=done.seconds, stuck=done.stuck)
     return engine.finish(diagnosis, known, lost)
 
@@ -130,10 +131,12 @@ def _read(done: Completed, level: int, ids: Sequence[int], limit: float) -> Diag
     if diagnosis.gpus or diagnosis.outcome != "tool-error":
         return diagnosis
     if done.timed_out:
-        return engine.nothing("tool-error", level, f"dcgmi diag did not end within {limit:.0f} s and was stopped")
-    if done.rc in (126, 127) or not done.stdout:
-        return engine.nothing("tool-error", level, f"dcgmi diag {_failed(done, limit)}")
-    return diagnosis
+        message = f"dcgmi diag did not end within {limit:.0f} s and was stopped"
+    elif done.rc in (126, 127) or not done.stdout:
+        message = f"dcgmi diag {_failed(done, limit)}"
+    else:
+        return diagnosis
+    return replace(engine.nothing("tool-error", level, message), exit_code=done.rc)
 
 
 def _failed(done: Completed, limit: float) -> str:

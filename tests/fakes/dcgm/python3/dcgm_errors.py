@@ -1,0 +1,1 @@
+"""Stand-in for NVIDIA's module of the same name."""
