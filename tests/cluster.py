@@ -137,7 +137,8 @@ class Cluster:
         """Submit the shell text `script` as `user`; `gres="gpu:1"` is --gres=gpu:1, `exclusive=True` a bare option."""
         flags = [f"--{k.replace('_', '-')}" + ("" if v is True else f"={v}") for k, v in options.items()]
         text = script if script.startswith("#!") else f"#!/bin/sh\n{script}\n"
-        out = [f"--output={self.lab}/out/%j", "--chdir=/tmp", f"--uid={user}", "--parsable"]
+        group = pwd.getpwnam(user).pw_gid
+        out = [f"--output={self.lab}/out/%j", "--chdir=/tmp", f"--uid={user}", f"--gid={group}", "--parsable"]
         return int(self.run("sbatch", *out, *flags, stdin=text).partition(";")[0])
 
     def wait(self, job: int, states: str | Iterable[str], timeout: float = 60) -> str:
@@ -165,16 +166,20 @@ class Cluster:
         text = self.run("sinfo", "-h", "-N", "-n", name, "-o", "%E").partition("\n")[0]
         return "" if text == "none" else text
 
-    def sacct(
-        self, job: int, fields: str = "JobID,State,ExitCode,DerivedExitCode,NodeList,Restarts"
-    ) -> list[list[str]]:
+    def sacct(self, job: int, fields: str = "JobID,State,ExitCode,DerivedExitCode,NodeList") -> list[list[str]]:
         """Rows of the job itself, requeued attempts included, once accounting has them."""
+        ask = ("sacct", "-X", "-D", "-P", "-n", "-S", "now-7days", "-j", str(job), "-o", fields)
+        return until(lambda: [line.split("|") for line in self.run(*ask).splitlines()], f"accounting of job {job}")
 
-        def rows() -> list[list[str]]:
-            text = self.run("sacct", "-X", "-D", "-P", "-n", "-S", "now-7days", "-j", str(job), "-o", fields)
-            return [line.split("|") for line in text.splitlines()]
+    def cancel_all(self, timeout: float = 60) -> None:
+        """Cancel every job and wait until none is left, ending ones included."""
 
-        return until(rows, f"accounting of job {job}", 30)
+        def gone() -> bool:
+            jobs = self.run("squeue", "-h", "-o", "%A", timeout=15, check=False).split()
+            self.run("scancel", *jobs, timeout=15, check=False) if jobs else ""
+            return not jobs
+
+        until(gone, "an empty queue", timeout)
 
     def wire(self, venv_bin: Path, config: Path) -> None:
         """Make the installed programs in `venv_bin` this cluster's Prolog, Epilog and HealthCheckProgram.
@@ -217,7 +222,10 @@ class Cluster:
     def stop(self) -> None:
         """Stop everything of this lab, also what an earlier run left behind. Never raises for what is already gone."""
         if self.daemons.alive("slurmctld"):
-            self._cancel_jobs()
+            try:
+                self.cancel_all(timeout=10)  # so that no step outlives its slurmd
+            except (TimeoutError, subprocess.TimeoutExpired):
+                pass
         for first in ("slurmd-", "slurmctld", "slurmdbd", "mariadbd", ""):
             self.daemons.stop(*[name for name in self.daemons.names() if name.startswith(first)])
         self.daemons.kill_strays()
@@ -330,14 +338,6 @@ class Cluster:
     def _all_ready(self) -> bool:
         lines = self.run("sinfo", "-h", "-N", "-p", "gpu", "-o", "%T").split()
         return len(lines) == len(self.names) and not any(c in line for line in lines for c in ("*", "unk"))
-
-    def _cancel_jobs(self) -> None:
-        """So that no step outlives its slurmd. Best effort: a controller that does not answer must not stop `stop`."""
-        try:
-            self.run("scancel", "--full", "--state=RUNNING,PENDING,SUSPENDED", "--signal=KILL", timeout=15, check=False)
-            until(lambda: not self.run("squeue", "-h", "-t", "R,CG", timeout=15, check=False).strip(), "no jobs", 5)
-        except (TimeoutError, subprocess.TimeoutExpired):
-            pass
 
 
 def _make_devices(folder: Path, gpus: int) -> list[int]:

@@ -62,19 +62,19 @@ class Daemons:
             self.children[name].poll()  # reaps it
         return bool(self.pid(name))
 
-    def signal(self, name: str, sign: int = signal.SIGTERM) -> None:
+    def send(self, name: str, sign: int = signal.SIGTERM) -> None:
         if self.alive(name):
             os.kill(self.pid(name), sign)
 
     def stop(self, *names: str, sign: int = signal.SIGTERM, timeout: float = 20) -> None:
         """End the daemons together: `sign`, and SIGKILL for what is still there after `timeout` seconds."""
         for name in names:
-            self.signal(name, sign)
+            self.send(name, sign)
         for name in names:
             try:
                 until(lambda name=name: not self.alive(name), name, timeout)
             except TimeoutError:
-                self.signal(name, signal.SIGKILL)
+                self.send(name, signal.SIGKILL)
                 until(lambda name=name: not self.alive(name), name, 5)
             self.children.pop(name, None)
             (self.lab / f"run/{name}.pid").unlink(missing_ok=True)

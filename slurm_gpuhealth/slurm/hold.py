@@ -8,7 +8,7 @@ in the caller's journal and in `sacctmgr show event`. Slurm has no compare-and-s
 
 from __future__ import annotations
 
-from slurm_gpuhealth.frozen import frozen, replace
+from slurm_gpuhealth.frozen import frozen
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm import reason as reasons
 
@@ -111,7 +111,7 @@ def take(
         return Change(plan, before, latest, done=plan.action == "ours")
     control.drain(slurm, name, reason)
     after = control.show_node(slurm, name)
-    return Change(plan, before, after, done=after.ours == reason)
+    return Change(plan, before, after, done=_says(after, reason))
 
 
 def reword(slurm: settings.Slurm, name: str, reason: Reason) -> Change:
@@ -119,11 +119,11 @@ def reword(slurm: settings.Slurm, name: str, reason: Reason) -> Change:
     before = control.show_node(slurm, name)
     if before.ours is None:
         return Change(Plan("leave", f"the hold is no longer ours: {before.reason!r}"), before, before, done=False)
-    if replace(before.ours, tail=()) == reason:
+    if _says(before, reason):
         return Change(Plan("ours"), before, before, done=True)
     control.set_reason(slurm, name, reason)
     after = control.show_node(slurm, name)
-    return Change(Plan("ours"), before, after, done=after.ours == reason)
+    return Change(Plan("ours"), before, after, done=_says(after, reason))
 
 
 def give_back(slurm: settings.Slurm, name: str) -> Change:
@@ -134,6 +134,11 @@ def give_back(slurm: settings.Slurm, name: str) -> Change:
     control.undrain(slurm, name)
     after = control.show_node(slurm, name)
     return Change(Plan("ours"), before, after, done="DRAIN" not in after.flags)
+
+
+def _says(record: NodeRecord, reason: Reason) -> bool:
+    """Whether the hold is ours with this reason; a long user name is cut in Slurm, so the texts are compared."""
+    return record.ours is not None and reasons.write(record.ours) == reasons.write(reason)
 
 
 def within_budget(held: int, total: int, limits: settings.Drain) -> bool:

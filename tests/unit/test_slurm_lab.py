@@ -1,0 +1,75 @@
+"""The test lab ends what it started, also after a crash, and nothing else."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.daemons import Daemons, free_ports, until
+
+
+@pytest.fixture
+def lab(tmp_path):
+    for folder in ("run", "log"):
+        (tmp_path / folder).mkdir()
+    return tmp_path
+
+
+def daemons(lab):
+    return Daemons(lab, {"PATH": "/usr/bin:/bin"})
+
+
+def test_a_later_run_stops_what_a_crashed_one_left(lab):
+    daemons(lab).start("sleeper", "sleep", "600")
+    later = daemons(lab)
+    assert later.alive("sleeper")
+    later.stop(*later.names())
+    assert not later.alive("sleeper")
+    assert later.names() == []
+
+
+def test_a_pid_that_now_belongs_to_another_is_not_signalled(lab):
+    with subprocess.Popen(["sleep", "600"]) as other:
+        (lab / "run/sleeper.pid").write_text(f"{other.pid} 1\n")
+        daemons(lab).stop("sleeper")
+        assert other.poll() is None
+        other.kill()
+
+
+def test_a_daemon_that_ignores_sigterm_is_killed(lab):
+    mine = daemons(lab)
+    mine.start("stubborn", "sh", "-c", "trap '' TERM; while :; do sleep 1; done")
+    status = Path(f"/proc/{mine.pid('stubborn')}/status")
+    until(lambda: "SigIgn:\t0000000000000000" not in status.read_text(), "its trap")
+    mine.stop("stubborn", timeout=0.3)
+    assert not mine.alive("stubborn")
+    mine.kill_strays()
+
+
+def test_strays_are_known_by_their_lab_alone(lab):
+    mine, other = daemons(lab), subprocess.Popen(["sleep", "600"], env={"GPUHEALTH_LAB": "/another"})
+    mine.start("sleeper", "sleep", "600")
+    mine.kill_strays()
+    until(lambda: not mine.alive("sleeper"), "the stray's end", 5)
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+
+
+def test_a_missing_program_says_how_to_install_it(lab):
+    with pytest.raises(FileNotFoundError, match="scripts/setup"):
+        daemons(lab).start("x", "no-such-slurm")
+
+
+def test_ports_differ_and_lie_below_the_kernels_own():
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert max(ports) < 32768
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="we are root")
+def test_without_root_it_says_so(tmp_path):
+    with pytest.raises(PermissionError, match="root"):
+        Cluster(tmp_path).start()
