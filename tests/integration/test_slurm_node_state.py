@@ -211,7 +211,7 @@ def test_a_missing_device_file_is_said_within_the_deadline(cluster, slurm):
     whole = gres.read_text()
     try:
         gres.write_text(whole + f"NodeName=n1 Name=gpu Type=h100 File={cluster.lab}/nodes/n1/dev/nvidia99\n")
-        with pytest.raises(control.SlurmError, match="Waiting for gres.conf file .*nvidia99"):
+        with pytest.raises(control.SlurmError, match=r"Waiting for gres\.conf file .*nvidia99"):
             control.gres_map(settings.Slurm(conf=slurm.conf, timeout=2.0), "n1")
     finally:
         gres.write_text(whole)
