@@ -50,7 +50,7 @@ def run(
     if not engine.answers(settings.host):
         return engine.nothing("tool-error", level, f"no host engine at {settings.host}")
     try:
-        known = discover(settings)
+        known = discover(settings, min(SHORT, timeout / 2))
         version = version or program_version(settings.dcgmi)
     except DcgmError as error:
         return engine.nothing("tool-error", level, str(error))
@@ -86,12 +86,12 @@ def command(
     return argv
 
 
-def discover(settings: Dcgm) -> dict[int, str]:
+def discover(settings: Dcgm, timeout: float = SHORT) -> dict[int, str]:
     """The GPUs that DCGM sees: entity id → UUID (no diagnostic's document has UUIDs). Raises DcgmError."""
-    done = child.run([settings.dcgmi, "discovery", "--host", settings.host, "-l"], timeout=SHORT, grace=engine.STOP)
+    done = child.run([settings.dcgmi, "discovery", "--host", settings.host, "-l"], timeout=timeout, grace=engine.STOP)
     text = done.stdout.decode("utf-8", "replace")
     if done.rc != 0:
-        raise DcgmError(f"dcgmi discovery {_failed(done, SHORT)}")
+        raise DcgmError(f"dcgmi discovery {_failed(done, timeout)}")
     return gpus_of(text)
 
 

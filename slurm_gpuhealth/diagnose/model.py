@@ -109,7 +109,8 @@ def advise(outcome: Outcome, message: str, rung: str | None = None, errors: Iter
     step = STEPS.get(rung or "", "")
     if outcome == "fail" and all(is_bandwidth(error) for error in errors if error.cls in HARDWARE):
         step += "; if other jobs ran at the time, retest the idle node first"
-    return ADVICE[outcome].format(message=message.rstrip("."), step=step)
+    short = message if len(message) <= 200 else message[:199] + "…"
+    return ADVICE[outcome].format(message=short.rstrip("."), step=step)
 
 
 def findings(diagnosis: Diagnosis, now: float) -> list[Finding]:
@@ -130,12 +131,12 @@ def findings(diagnosis: Diagnosis, now: float) -> list[Finding]:
 
 def _finding(diagnosis: Diagnosis, error: Error, now: float, gpu: Gpu | None, entity: int | None) -> Finding:
     label = f"{error.name} ({error.id}), " if error.id is not None else ""
-    where = f"GPU {entity}" if entity is not None else "the node"
+    where = f"DCGM GPU {entity}" if entity is not None else "DCGM, no GPU in particular"
     return Finding(
         now,
         "dcgm",
         error.test,
-        f"DCGM level {diagnosis.level or '?'} {error.test} on {where}: {error.message} [{label}class {error.cls}]",
+        f"{where}, level {diagnosis.level or '?'} {error.test}: {error.message} [{label}class {error.cls}]",
         gpu,
         severity={"fail": "fault", "warn": "warning"}.get(severity(error), "info"),  # type: ignore[arg-type]
         standing=True,

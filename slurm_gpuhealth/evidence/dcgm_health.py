@@ -38,7 +38,7 @@ def collect(settings: Settings, now: float, timeout: float) -> list[Finding]:
     if not engine.answers(dcgm.host):
         raise OSError(f"no host engine at {dcgm.host}")  # asked of nobody, dcgmi would wait 5 s
     try:
-        known = dcgmi.discover(dcgm)
+        known = dcgmi.discover(dcgm, min(dcgmi.SHORT, timeout / 2))
     except dcgmi.DcgmError as error:
         raise OSError(str(error)) from error
     if _off(_health(dcgm, ("-f", "-j"), deadline)):
