@@ -17,7 +17,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 import uuid
 import zlib
@@ -274,5 +273,6 @@ if __name__ == "__main__":
     parser.add_argument("--seed", default="0")
     given = parser.parse_args()
     if given.folder == "thaw":
-        sys.exit(f"{thaw()} thawed")
-    make_node(given.folder, given.name or os.path.basename(given.folder.rstrip("/")), given.gpus, given.seed)
+        print(f"{thaw()} thawed")
+    else:
+        make_node(given.folder, given.name or os.path.basename(given.folder.rstrip("/")), given.gpus, given.seed)

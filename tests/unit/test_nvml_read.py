@@ -72,10 +72,11 @@ def test_a_gpu_that_is_not_listed_any_more_stays_lost_on_every_look(folder, sett
 
 
 def test_what_a_model_does_not_have_is_no_finding(folder, settings):
-    for index in range(8):
-        for key in ("temperature", "ecc.volatile", "ecc_mode", "remap_pending", "mig", "utilization", "threshold.1"):
-            inject(folder, "nvml", key, "unsupported", "--gpu", index)
-        inject(folder, "nvml", "nvmlDeviceGetFieldValues", "error", 13, "--gpu", index)
+    scenario = node.load(folder)
+    missing = ("temperature", "ecc.volatile", "ecc_mode", "remap_pending", "mig", "utilization", "threshold.1")
+    for gpu in scenario["gpus"]:
+        gpu["nvml"] = dict.fromkeys(missing, "unsupported") | {"nvmlDeviceGetFieldValues": "error 13"}
+    node.save(folder, scenario)
     probed = nvml.read(settings)
     assert "temperature" not in probed.value["gpus"][0]
     assert nvml.judge_probed(probed, None, {}, [], settings, 1.0)[0] == []
