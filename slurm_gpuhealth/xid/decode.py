@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 REACH = 16
 """How many lines an event waits for its further lines: other CPUs' messages come in between."""
 
+LENGTH = 4096
+"""The kernel writes no longer line; a longer one is hostile."""
+
 KMSG = re.compile(r"(\d+),\d+,(\d+),[^;]*;", re.A)  # Documentation/ABI/testing/dev-kmsg: prio, seq, usec, flags
 RING = r"\[\s*(?P<{}>\d+\.\d+)(?:\s*<\s*[\d.]+>)?\]\s*"
 CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
@@ -75,7 +78,7 @@ def _messages(lines: Iterable[str]) -> Iterator[tuple[int, str, float | None, bo
     """Number, text without its stamp, uptime and "from /dev/kmsg" of every line that the kernel may have written."""
     stamped = False
     for number, line in enumerate(lines, 1):
-        line = line.rstrip("\r\n")
+        line = line[:LENGTH].rstrip("\r\n")
         record = KMSG.match(line)
         if record:
             stamped = True
@@ -108,6 +111,7 @@ def _join(event: Event, part: Event) -> Event | None:
             event,
             fatal=event.fatal if part.fatal is None else part.fatal,
             word=event.word if part.word == "detail" or event.word == "fatal" else part.word,
+            meaning=event.meaning + (f": {part.details['name']}" if part.details.get("name") else ""),
             message=f"{event.message}; {part.message.strip()}"[:400],
             details={**event.details, **part.details},
         )

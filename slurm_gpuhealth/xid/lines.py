@@ -42,7 +42,7 @@ SXID = re.compile(r"nvidia-nvswitch(\d+): SXid \((?:PCI:)?([^)]{0,40})\): (\d{1,
 SXID_HEAD = re.compile(r"(Non-)?fatal\b,?\s*(?:Link (-?\d+)\s*)?(.*)", re.I | re.S)
 SXID_PART = re.compile(r"(?:Severity (\d+) (?:Engine instance (\d+))?|Data \{)")
 FABRIC_MANAGER = re.compile(
-    r"(?:\[[A-Z]+\] \[tid \d+\]|(?:\S+ )?nv-fabricmanager(?:\[\d+\])?:(?: \[.*?\])*) "
+    r"(?:\[[A-Z]+\] \[tid \d+\]|(?:\S+ )?nv-fabricmanager(?:\[\d+\])?:(?: \[[^\]]*\])*) "
     rf"detected NVSwitch (non-)?fatal error (\d+) on fid \d+ on NVSwitch pci bus id ({PCI})(?:.*? port (\d+))?",
     re.I,
 )
@@ -60,7 +60,7 @@ AER_HEAD = re.compile(
 )
 AER_PART = re.compile(
     r"(?:AER: +)?(?:device \[(?P<device>[0-9a-f:]{9})\] error status/mask=(?P<status>[0-9a-f]+)/(?P<mask>[0-9a-f]+)"
-    r"|\[ ?(?P<bit>\d\d?)\] (?P<name>\S.*?)\s*(?P<first>\(First\))?\s*$|device has no AER-aware driver|TLP Header:)"
+    r"|\[ ?(?P<bit>\d\d?)\] (?P<name>[^(]*)(?P<first>\(First\))?|device has no AER-aware driver|TLP Header:)"
     r"|AER:(?! enabled with IRQ)",
     re.I,
 )
@@ -186,9 +186,10 @@ def _sxid(text: str, line: int, uptime: float | None) -> Event | None:
     if part and part[2]:
         details["engine"] = int(part[2])
     link = int(head[2]) if head and head[2] else None
+    message = head[3].removesuffix(" (First)") if head else message
     return Event(
         line, "sxid", uptime=uptime, code=number, pci=pci(where, function=True), fatal=fatal, link=link,
-        cls=cls, action=action, meaning=meaning, message=head[3] if head else message, part=bool(part), details=details,
+        cls=cls, action=action, meaning=meaning, message=message, part=bool(part), details=details,
     )  # fmt: skip
 
 
@@ -216,7 +217,8 @@ def _aer(text: str, line: int, uptime: float | None) -> Event | None:
     part = None if head else AER_PART.match(message)
     if not head and not part:
         return None
-    seen: dict[str, Scalar] = {k: v for k, v in (head or part).groupdict().items() if v}  # type: ignore[union-attr]
+    groups = (head or part).groupdict()  # type: ignore[union-attr]
+    seen: dict[str, Scalar] = {k: int(v) if k == "bit" else v.strip() for k, v in groups.items() if v}
     severity = str(
         seen.pop("bus", None) or seen.pop("severity", None) or ("Uncorrectable" if seen.pop("dpc", None) else "")
     )
@@ -236,7 +238,8 @@ def _aer(text: str, line: int, uptime: float | None) -> Event | None:
     cls = "information" if word in ("corrected", "detail") else "hardware"
     return Event(
         line, "aer", uptime=uptime, pci=where, fatal=fatal, cls=cls,
-        meaning=f"PCIe error, {word}", message=message, part=not (head and head["severity"]), word=word,
+        meaning=f"PCIe error, {seen.get('name') or severity or 'no severity given'}", message=message,
+        part=not (head and head["severity"]), word=word,
         details={**({"severity": severity} if severity else {}), **seen},
     )  # fmt: skip
 
