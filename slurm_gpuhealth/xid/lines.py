@@ -217,30 +217,22 @@ def _aer(text: str, line: int, uptime: float | None) -> Event | None:
     part = None if head else AER_PART.match(message)
     if not head and not part:
         return None
-    groups = (head or part).groupdict()  # type: ignore[union-attr]
-    seen: dict[str, Scalar] = {k: int(v) if k == "bit" else v.strip() for k, v in groups.items() if v}
-    severity = str(
-        seen.pop("bus", None) or seen.pop("severity", None) or ("Uncorrectable" if seen.pop("dpc", None) else "")
-    )
-    if head and head["rest"]:
-        source = re.search(PCI, str(seen.pop("rest")), re.I)
-        seen["source"] = pci(source[0], function=True) if source and ":" in source[0] else None
-    fatal = None if not severity else "(fatal)" in severity.lower()
-    word = (
-        "corrected"
-        if severity.lower().startswith("correct")
-        else "fatal"
-        if fatal
-        else "uncorrected"
-        if severity
-        else "detail"
-    )
+    said = {key: value.strip() for key, value in (head or part).groupdict().items() if value}  # type: ignore[union-attr]
+    severity = said.pop("bus", "") or said.pop("severity", "") or ("Uncorrectable" if said.pop("dpc", "") else "")
+    details: dict[str, Scalar] = {"severity": severity} if severity else {}
+    source = re.search(FULL, said.pop("rest", ""), re.I)
+    if source:
+        details["source"] = pci(source[0], function=True)
+    if "bit" in said:
+        details["bit"] = int(said.pop("bit"))
+    fatal = "(fatal)" in severity.lower() if severity else None
+    names = {"": "detail", "c": "corrected", "u": "fatal" if fatal else "uncorrected"}
+    word = names[severity[:1].lower()]
     cls = "information" if word in ("corrected", "detail") else "hardware"
     return Event(
         line, "aer", uptime=uptime, pci=where, fatal=fatal, cls=cls,
-        meaning=f"PCIe error, {seen.get('name') or severity or 'no severity given'}", message=message,
-        part=not (head and head["severity"]), word=word,
-        details={**({"severity": severity} if severity else {}), **seen},
+        meaning=f"PCIe error, {said.get('name') or severity or 'no severity given'}", message=message,
+        part=not (head and head["severity"]), word=word, details={**details, **said},
     )  # fmt: skip
 
 
