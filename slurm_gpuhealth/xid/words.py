@@ -30,7 +30,7 @@ NVRM = (
     ("memory-subsystem", r"CheckMemSubsysError|Memory Subsystem Error", "GPU memory subsystem error"),
     ("locked-up", r"RC watchdog|probably locked|bad state", "The driver's watchdog takes a GPU for hung"),
     ("lost", r"GPU is lost|GPU_IS_LOST|lost from the bus", "The driver can no longer reach a GPU"),
-    ("reset-required", r"RESET_REQUIRED|uncorrectable.*reset", "The driver refuses work until the GPU is reset"),
+    ("reset-required", r"NV_ERR_RESET_REQUIRED", "The driver refuses work until the GPU is reset"),
     ("reboot-required", r"requiring os reboot", "The driver asks for a reboot of the node"),
 )
 MLX = (
