@@ -1,0 +1,128 @@
+"""gpuhealth resume: give back nodes that gpuhealth holds. What others took out is left alone, and said whose it is."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import click
+
+from slurm_gpuhealth import config as configuration
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.settings import Settings
+from slurm_gpuhealth.slurm import control, hold
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_gpuhealth.slurm.hold import Change
+    from slurm_gpuhealth.slurm.node import NodeRecord
+
+SERVING = ("IDLE", "MIXED", "ALLOCATED")
+NO_RIGHTS = ("Invalid user id", "Access/permission denied", "access or permission denied")
+
+
+@click.command()
+@click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
+@click.pass_obj
+def resume(here: str, nodes: tuple[str, ...]) -> None:
+    """Give back nodes that gpuhealth drained; exit 0 when every NODE is in service.
+
+    What was found there is left alone until it is mended: it does not drain the node again. Needs the right to change
+    nodes in Slurm, and no more: any host of the cluster will do.
+    """
+    settings, problems = settings_or_defaults(here)
+    for problem in problems:
+        click.echo(f"{problem}; going on with defaults", err=True)
+    back = True
+    for name in nodes:
+        try:
+            good, text = give_back(settings, name, here)
+        except control.ControllerDown as error:
+            raise click.ClickException(f"slurmctld does not answer, {name} is as it was: {error}") from None
+        click.echo(f"{name}: {text}", err=not good)
+        back = back and good
+    raise SystemExit(0 if back else 1)
+
+
+def settings_or_defaults(node: str) -> tuple[Settings, list[str]]:
+    """The settings, or the defaults and why: what the file says is run as whoever we are, so root obeys no other's."""
+    path = configuration.config_path()
+    defaults = Settings()
+    if os.environ.get("SLURM_CONF"):
+        defaults = replace(defaults, slurm=replace(defaults.slurm, conf=os.environ["SLURM_CONF"]))
+    if os.geteuid() == 0:
+        problems = configuration.unsafe(path)
+        if problems:
+            return defaults, problems
+    try:
+        return configuration.load(path, node), []
+    except configuration.ConfigError as error:
+        return defaults, [str(one) for one in error.problems]
+
+
+def give_back(settings: Settings, name: str, here: str) -> tuple[bool, str]:
+    """Whether the node is in service now, and one answer for people. Raises control.ControllerDown."""
+    try:
+        change = hold.give_back(settings.slurm, name)
+    except ValueError as error:
+        return False, f"{error}; several: gpuhealth resume $(scontrol show hostnames 'n[1-3]')"
+    except control.Refused as error:
+        if any(words in error.text for words in NO_RIGHTS):
+            return False, "Slurm does not let you change nodes: be root or an operator (sacctmgr show user $USER)"
+        return False, error.text or str(error)
+    except control.NoProgram as error:
+        return False, str(error)
+    if change.plan.action == "leave":
+        return _not_ours(change.before)
+    good, text = _given_back(change)
+    if name == here:
+        text += _left_alone(settings, change.after)
+    elif good:
+        text += f"; what was found there is left alone until it is mended (on it: gpuhealth status; {_days(settings)})"
+    return good, text
+
+
+def _not_ours(record: NodeRecord) -> tuple[bool, str]:
+    """Why a node that we do not hold was left alone."""
+    if record.owner == "none":
+        state = "+".join([record.base, *sorted(record.flags)])
+        return record.base in SERVING, f"nothing to give back: gpuhealth does not hold it, and it is {state}"
+    when = time.strftime("%Y-%m-%d %H:%MZ", time.gmtime(record.reason_time)) if record.reason_time else "unknown time"
+    by = f"{record.reason!r} by {record.reason_user or 'unknown'}, {when}"
+    what = "DOWN" if record.base == "DOWN" else "drained"
+    whose = "Slurm has it" if record.owner == "slurm" else "an admin has it"
+    return False, f"left alone, {whose} {what}: {by}; to end that: scontrol update NodeName={record.name} State=RESUME"
+
+
+def _given_back(change: Change) -> tuple[bool, str]:
+    was = f"was {change.before.reason!r}"
+    if not change.done:
+        return False, f"Slurm took the order, and it is drained still: {change.after.reason!r}"
+    if change.after.base not in SERVING:
+        end = f"scontrol update NodeName={change.after.name} State=RESUME"
+        return False, f"no longer drained ({was}), but {change.after.base}; once it is well: {end}"
+    return True, f"back in service ({was})"
+
+
+def _left_alone(settings: Settings, after: NodeRecord) -> str:
+    """On the node itself: its journal takes note at once, and says what still stands."""
+    from slurm_gpuhealth import act
+    from slurm_gpuhealth.journal import open_journal
+
+    if os.geteuid() != 0 or not os.path.exists(os.path.join(settings.paths.state, "journal.db")):
+        return ""
+    journal = open_journal(settings.paths)
+    act.follow_hold(settings, journal, after, time.time())
+    standing = journal.rows(
+        "SELECT source, code, gpu, message FROM finding WHERE standing AND cleared IS NULL AND severity = 'fault'"
+        " AND mode = 'acked' ORDER BY time"
+    )
+    lines = [
+        f"\n  still there: {source}:{code}{'' if gpu is None else f' GPU{gpu}'}: {text}"
+        for source, code, gpu, text in standing
+    ]
+    return "".join(lines) + (f"\n  left alone until it is mended ({_days(settings)})" if lines else "")
+
+
+def _days(settings: Settings) -> str:
+    return f"at most {settings.drain.ack / 86400:g} d, drain.ack"
