@@ -31,6 +31,8 @@ PATH = os.path.join(os.path.dirname(__file__), "runbook.toml")
 FIRST_SXID = 10000
 XID = re.compile(r"(s?xid)?[ :#-]*(\d{1,5})", re.I)
 DCGM = re.compile(r"dcgm(?: error)?[ :#-]*(\d{1,4})|(DCGM_FR_\w+)", re.I)
+OPEN = re.compile(r"(?:site|dcgm|dcgm-health):[\w.-]+", re.A)
+"""Sources that may say more than the runbook knows: a site's checks, DCGM's tests to come."""
 BY_THE_LINE = (74, 154, *range(144, 151))
 """Xids whose class and action stand in the words of the line, not in the catalogue."""
 
@@ -70,9 +72,7 @@ class Code:
 @cache
 def load(table: str = "runbook") -> tuple[Entry, ...]:
     """The entries of `runbook` or `slurm`, in the file's order."""
-    with open(PATH, "rb") as file:
-        document = tomllib.load(file)
-    steps = document["steps"]
+    steps = document()["steps"]
 
     def fill(text: str) -> str:
         text = re.sub(r"@(\w+)", lambda found: str(steps[found[1]]), text)
@@ -87,8 +87,16 @@ def load(table: str = "runbook") -> tuple[Entry, ...]:
             row.get("when", {}),
             row.get("details", {}),
         )
-        for row in document[table]
+        for row in document()[table]
     )
+
+
+@cache
+def document() -> dict[str, Any]:
+    """runbook.toml as it is written."""
+    with open(PATH, "rb") as file:
+        book: dict[str, Any] = tomllib.load(file)
+    return book
 
 
 def entry(key: str, says: Mapping[str, Scalar]) -> Entry | None:
@@ -119,7 +127,7 @@ def codes(text: str) -> list[Code]:
     low = text.lower()
     whole = [key for key in known if low == key.lower()]
     found = whole or [key for key in known if low == key.partition(":")[2].lower()] or of_fact(text)
-    if not found and re.fullmatch(r"site:[\w.-]+", text):
+    if not found and OPEN.fullmatch(text):
         found = [text]
     return [of_key(key) for key in found]
 
@@ -152,8 +160,10 @@ def rows(policy: Sequence[Row], one: Code) -> list[Row]:
 
 def of_slurm(text: str) -> Entry | None:
     """The entry for a reason that Slurm itself wrote, whole or cut to the 20 columns of `sinfo -R`."""
-    own = (*reasons.SLURM_OWN, *(begin for begin, _ in reasons.SLURM_SHAPES[:1]))
-    cut = 18 <= len(text) <= 20 and (re.match(r"gres/\S+ count ", text) or any(one.startswith(text) for one in own))
+    *whole, last = re.split(" : |, ", text)
+    own = (*reasons.SLURM_OWN, *(begin for begin, _ in reasons.SLURM_SHAPES))
+    cut = re.match(r"gres/\S+ count\b", last) or any(one.startswith(last) for one in own)
+    cut = cut and 18 <= len(text) <= 20 and all(map(reasons.is_slurms, whole))
     if not cut and not reasons.is_slurms(text):
         return None
     return next((one for one in load("slurm") if any(_alike(text, begin) for begin in one.finding)), None)

@@ -134,7 +134,7 @@ def _codes_of(ours: dict[str, Any], settings: Settings) -> list[Code]:
     sites = [f"site:{one.name}" for one in settings.check.command if reasons.fact("site", one.name) == fact]
     found = [runbook.of_key(key) for key in (*runbook.of_fact(fact), *sites)]
     if ours.get("rung", "")[:1] == "L" and ours.get("state") == "fail":
-        found = [one for one in found if one.source == "dcgm"] or found
+        found = [one for one in found if one.source == "dcgm"] or found or [runbook.of_key(f"dcgm:{fact}")]
     return [one for one in found if _can_drain(one, settings)] or found
 
 
@@ -206,16 +206,16 @@ def _told(one: Code, settings: Settings, names: dict[str, Any]) -> dict[str, Any
         ),
         "class": one.says.get("class"),
         "nvidia": f"{action}: {catalog.advice(action)}" if known and action else None,
-        "policy": [_row(row) for row in runbook.rows(settings.policy, one)] if one.source != "request" else [],
+        "policy": [_row(row, one) for row in runbook.rows(settings.policy, one)] if one.source != "request" else [],
         "mode": _mode(one, settings),
         "do": [_fill(step, names) for step in entry.do] if entry else [],
         "gives_back": _fill(entry.gives_back, names) if entry else "",
     }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: Row, one: Code) -> dict[str, Any]:
     keys = ("severity", "rung", "times", "window", "distinct", "why")
-    return {"when": dict(row.when), **{key: getattr(row, key) for key in keys}}
+    return {"words": row_words(row, one), "when": dict(row.when), **{key: getattr(row, key) for key in keys}}
 
 
 def _mode(one: Code, settings: Settings) -> dict[str, str]:
@@ -274,7 +274,7 @@ def _code_lines(one: dict[str, Any], policy_from: str) -> Iterator[str]:
     if one["nvidia"]:
         yield f"  NVIDIA: {one['nvidia']} (class {one['class']})"
     for row in one["policy"]:
-        yield f"  policy: {row_words(row)}"
+        yield f"  policy: {row['words']}: {row['why']}"
     if one["policy"]:
         yield f"  here: {one['mode']['mode']} ({one['mode']['by']}): {MODES[one['mode']['mode']]}. By {policy_from}."
     yield from _steps(one["do"])
@@ -287,16 +287,18 @@ def _steps(do: Sequence[str]) -> Iterator[str]:
         yield f"  {number:>3}. {step}"
 
 
-def row_words(row: dict[str, Any]) -> str:
-    """A row of the policy in words: `fault, rung L3, seen 3 times in 7 d by different users: why`."""
-    text = row["severity"]
+def row_words(row: Row, one: Code) -> str:
+    """A row of the policy in words: `fault, rung L3, seen 3 times in 7 d on one GPU by different users`."""
+    text: str = row.severity
     if text == "fault":
-        text += f", rung {row['rung']}" if row["rung"] else ", no rung"
-    for key, value in row["when"].items():
-        wanted = " or ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+        text += f", rung {row.rung}" if row.rung else ", no rung"
+    for key, value in row.when.items():
+        if key in one.details:  # it is so
+            continue
+        wanted = " or ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         text += f", where {key} is {wanted.lower() if isinstance(value, bool) else wanted}"
-    if row["times"] > 1:
-        unit, size = ("d", 86400) if row["window"] % 86400 == 0 else ("min", 60)
-        text += f", seen {row['times']} times in {row['window'] / size:g} {unit} on one GPU"
-        text += f" by different {row['distinct']}s" if row["distinct"] else ""
-    return f"{text}: {row['why']}"
+    if row.times > 1:
+        unit, size = ("d", 86400) if row.window % 86400 == 0 else ("min", 60)
+        text += f", seen {row.times} times in {row.window / size:g} {unit} on one GPU"
+        text += f" by different {row.distinct}s" if row.distinct else ""
+    return text
