@@ -22,8 +22,13 @@ MARGIN = 60.0
 """Seconds that a clock may be off before we say so."""
 
 
-def judge_configuration(path: str, problems: Sequence[str], settings: Settings) -> Iterator[Line]:
+def judge_configuration(path: str, problems: Sequence[str], settings: Settings, root: bool = True) -> Iterator[Line]:
     for problem in problems:
+        if not root and "Permission denied" in problem:
+            yield Line(
+                "configuration", "skip", f"{path} is root's: the defaults are taken for it", "sudo gpuhealth doctor"
+            )
+            continue
         what, _, remedy = problem.rpartition(": ")
         mend = remedy.startswith(("chmod ", "chown "))  # as `config.unsafe` says it
         what = f"{what if mend else problem}: the hooks change nothing"

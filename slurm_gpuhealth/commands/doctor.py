@@ -55,24 +55,32 @@ def doctor(node: str, as_json: bool) -> None:
 def examine(node: str) -> Iterator[Line]:
     """Every check, the cheap ones first; each call to the outside has a deadline."""
     settings, problems = settings_or_defaults(node)
-    yield from node_rules.judge_configuration(configuration.config_path(), problems, settings)
+    record, here, trouble = None, True, None
+    try:
+        record = control.show_node(settings.slurm, node)
+    except (control.SlurmError, ValueError) as error:
+        here = not (isinstance(error, control.Refused) and "not found" in error.text)
+        trouble = error
+    path = configuration.config_path()
+    if here or os.path.exists(path):
+        yield from _configuration(path, problems, settings)
+    if not here:
+        what = f"{node} is no node of this cluster: slurm.conf alone is judged"
+        yield Line("node", "skip", what, "gpuhealth --node NAME doctor")
+    elif trouble:
+        yield _no_slurm(trouble, settings)
+    if record or not here:
+        yield from _slurm_conf(settings, node, here)
+    if here and (os.geteuid() == 0 or os.access(path, os.R_OK)):
+        yield from _node(settings, node, record)
+
+
+def _configuration(path: str, problems: list[str], settings: Settings) -> Iterator[Line]:
+    yield from node_rules.judge_configuration(path, problems, settings, os.geteuid() == 0)
     for command in settings.check.command:
         for one in configuration.unsafe(command.argv[0])[:1]:
             what, _, remedy = one.rpartition(": ")
             yield Line("site-check", "FAIL", f"check {command.name} is not run: {what}", remedy)
-    record, here = None, True
-    try:
-        record = control.show_node(settings.slurm, node)
-    except control.Refused as error:
-        here = False
-        what = f"{node} is no node of this cluster ({error.text.splitlines()[-1] if error.text else error})"
-        yield Line("node", "skip", f"{what}: slurm.conf alone is judged", "gpuhealth --node NAME doctor")
-    except (control.SlurmError, ValueError) as error:
-        yield _no_slurm(error, settings)
-    if record or not here:
-        yield from _slurm_conf(settings, node, here)
-    if here:
-        yield from _node(settings, node, record)
 
 
 def _no_slurm(error: Exception, settings: Settings) -> Line:
