@@ -104,8 +104,9 @@ def _try(
         return *stopped, was
     if change.plan.action == "leave":
         return "admin" if change.before.owner == "admin" else "left", change.plan.why, was
-    if not change.done:
-        return "refused", f"the node's record still says {change.after.reason!r}", was
+    if not change.done:  # Slurm took it, and somebody changed it since: `follow_hold` finds out what it means
+        journal.put("hold", {"reason": reason.write(wanted), "since": now})
+        return "drained", f"changed at once by somebody: {change.after.reason!r}", was
     journal.put("hold", {"reason": change.after.reason, "since": change.after.reason_time or now})
     return "held" if change.plan.action == "ours" else "drained", change.plan.why, was
 

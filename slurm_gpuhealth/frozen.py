@@ -25,16 +25,22 @@ def frozen(cls: type[T]) -> type[T]:
     """Make `cls` a frozen value: its annotations, in order, are its fields; class attributes are defaults."""
     fields = tuple(cls.__annotations__)
     defaults = {name: cls.__dict__[name] for name in fields if name in cls.__dict__}
-    allowed = frozenset(fields)
+    template = {**dict.fromkeys(fields), **defaults}
+    required = frozenset(fields) - defaults.keys()
+    needed = max((place + 1 for place, name in enumerate(fields) if name in required), default=0)
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        if len(args) > len(fields):
-            raise TypeError(f"{cls.__name__} takes {len(fields)} values, got {len(args)}")
-        values = {**defaults, **dict(zip(fields, args)), **kwargs}
-        if values.keys() != allowed or not kwargs.keys().isdisjoint(fields[: len(args)]):
-            wrong = sorted(values.keys() ^ allowed) or sorted(kwargs.keys() & set(fields[: len(args)]))
-            raise TypeError(f"{cls.__name__}: missing, unknown or repeated: {', '.join(wrong)}")
-        self.__dict__.update((name, values[name]) for name in fields)
+        values = self.__dict__
+        values.update(template)
+        values.update(zip(fields, args))
+        values.update(kwargs)
+        given = fields[: len(args)]
+        # Set operations on whole keys: a flooded kernel log makes 100,000 values.
+        if len(values) != len(fields) or len(args) > len(fields) or not kwargs.keys().isdisjoint(given):
+            wrong = sorted((kwargs.keys() - fields) | (kwargs.keys() & given)) or [f"value {len(fields) + 1}"]
+            raise TypeError(f"{cls.__name__}: unknown, repeated or too many: {', '.join(wrong)}")
+        if len(args) < needed and not required.issubset(kwargs.keys() | given):
+            raise TypeError(f"{cls.__name__}: missing: {', '.join(sorted(required - kwargs.keys() - set(given)))}")
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         raise AttributeError(f"{cls.__name__} is frozen: use replace(value, {name}=...)")

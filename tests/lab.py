@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import marshal
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from tests.cluster import Cluster
 from tests.daemons import until
+from tests.fakes import node as fakes
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -27,6 +33,8 @@ sys = "{lab}/nodes/{{node}}/sys"
 dev = "{lab}/nodes/{{node}}/dev"
 
 [slurm]
+scontrol = "{lab}/nodes/{{node}}/bin/scontrol"
+sinfo = "{lab}/nodes/{{node}}/bin/sinfo"
 conf = "{conf}"
 request_poll = "{poll}"
 
@@ -45,19 +53,33 @@ interval = "{interval}s"
 """
 
 
+COUNTED = """\
+#!/bin/sh
+echo "{program} $*" >>{home}/calls
+exec /usr/bin/{program} "$@"
+"""
+
+
 class Lab(Cluster):
     """A cluster with the suite as its Prolog, Epilog and HealthCheckProgram."""
 
     def __init__(self, lab: Path, *, health_interval: int = 5, floor: int = 2, poll: str = "300s", **options) -> None:
         super().__init__(lab, health_interval=health_interval, **options)
         self.config = self.lab / "etc/gpuhealth.toml"
-        self.values = {"floor": floor, "poll": poll, "interval": health_interval}
+        self.values = {"floor": floor, "poll": poll, "interval": max(5, health_interval)}
+        self.touched: set[str] = set()
 
     def start(self) -> None:
         self.lab.mkdir(parents=True, exist_ok=True)
         (self.lab / "etc").mkdir(exist_ok=True)
         self.configure()
         self.wire(BIN, self.config)
+        for node in self.names:
+            for program in ("scontrol", "sinfo"):
+                wrapper = self.lab / "nodes" / node / "bin" / program
+                wrapper.parent.mkdir(parents=True, exist_ok=True)
+                wrapper.write_text(COUNTED.format(program=program, home=wrapper.parent.parent))
+                wrapper.chmod(0o755)
         super().start()
 
     def configure(self, extra: str = "", **changes: object) -> None:
@@ -68,8 +90,36 @@ class Lab(Cluster):
 
     def inject(self, node: str, *what: object) -> None:
         """`tests/fakes/inject NODE FAULT ...`."""
+        self.touched.add(node)
         argv = [sys.executable, str(INJECT), str(self.lab / "nodes" / node), *map(str, what)]
         subprocess.run(argv, check=True, timeout=60)
+
+    def heal(self) -> None:
+        """Every node healthy, in service, without a past, and checked."""
+        self.configure()
+        for node in self.names:
+            if node not in self.touched and self.state(node) == "IDLE":
+                continue
+            self.touched.add(node)
+            scenario = fakes.load(str(self.lab / "nodes" / node))
+            for gpu in scenario["gpus"]:  # new GPUs: a reboot does not heal a failed row remapping
+                gpu.pop("nvml", None)
+                gpu.pop("lost", None)
+            fakes.save(str(self.lab / "nodes" / node), scenario)
+            self.inject(node, "reboot")
+            for folder in ("state", "run"):
+                shutil.rmtree(self.lab / "nodes" / node / folder, ignore_errors=True)
+            self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+        for node in sorted(self.touched):
+            until(lambda: self.state(node) == "IDLE" and self.journal(node, "checked"), f"{node} healed")  # noqa: B023
+        self.touched.clear()
+
+    def calls(self, node: str) -> list[str]:
+        """The questions and orders of the node's programs to the controller since the last time."""
+        log = self.lab / "nodes" / node / "calls"
+        text = log.read_text() if log.exists() else ""
+        log.write_text("")
+        return text.splitlines()
 
     def gpuhealth(self, node: str, *argv: str, check: bool = True) -> str:
         """`gpuhealth ...` as an admin on that node."""
@@ -84,7 +134,9 @@ class Lab(Cluster):
     def hook(self, program: str, node: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run gpuhealth-PROGRAM as slurmd would, outside of Slurm: with its bare environment."""
         bare = {"SLURMD_NODENAME": node, "GPUHEALTH_CONFIG": str(self.config), **env}
-        return subprocess.run([str(BIN / f"gpuhealth-{program}")], env=bare, capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            [str(BIN / f"gpuhealth-{program}")], env=bare, capture_output=True, text=True, timeout=120
+        )
 
     def until_reason(self, node: str, text: str, timeout: float = 60) -> str:
         """Poll `sinfo -R` until the node's reason holds `text`."""
@@ -92,24 +144,21 @@ class Lab(Cluster):
 
     def until_checked(self, node: str, timeout: float = 60) -> None:
         """Wait for a health check that begins after now to end."""
-        import time
-
         now = time.time()
         until(lambda: self.journal(node, "checked", 0) > now, f"{node}: a check", timeout)
 
-    def journal(self, node: str, name: str, default: object = None) -> object:
+    def journal(self, node: str, name: str, default: Any = None) -> Any:
         """A value of the node's journal."""
-        from slurm_gpuhealth.journal import open_journal
-        from slurm_gpuhealth.settings import Paths
+        found = self.rows(node, "SELECT value FROM state WHERE name = ?", name)
+        return marshal.loads(found[0][0]) if found else default
 
-        home = self.lab / "nodes" / node
-        if not (home / "state/journal.db").exists():
-            return default
-        opened = open_journal(Paths(state=str(home / "state"), run=str(home / "run")))
-        try:
-            return opened.get(name, default)
-        finally:
-            opened.db.close()
+    def rows(self, node: str, sql: str, *values: object) -> list[Any]:
+        """Rows of the node's journal."""
+        path = self.lab / "nodes" / node / "state/journal.db"
+        if not path.exists():
+            return []
+        with contextlib.closing(sqlite3.connect(path, timeout=10)) as db:
+            return db.execute(sql, values).fetchall()
 
 
 def fresh(folder: str) -> Path:
