@@ -71,7 +71,7 @@ def explain(text: str, node: str) -> dict[str, Any]:
     seen = _seen(settings, node, reason, nodes, ours, found)
     gpu = {**(ours or {}), **{k: v for k, v in (seen["findings"] or [{}])[0].items() if v is not None}}
     names = {
-        "node": nodes or (node if seen["this_node"] else "") or "NODE",
+        "node": nodes if reasons.WORD.issuperset(nodes) and nodes else node if seen["this_node"] else None,
         "index": gpu.get("gpu"),
         "uuid": gpu.get("uuid"),
         "pci": f"{gpu['pci']}.0" if gpu.get("pci") else None,

@@ -87,9 +87,11 @@ def test_a_short_name_of_several_sources_means_in_a_reason_the_one_that_can_drai
 
 
 def test_a_line_of_sinfo_or_scontrol_may_be_pasted_whole(ask):
-    _, told, _ = ask("gpuhealth:Xid79 GPU3 root      2026-11-20T12:03:22 n[2-3]")
+    _, told, _ = ask("gpuhealth:Xid79 GPU3 root      2026-11-20T12:03:22 n7")
     assert (told["owner"], told["reason"]["fact"], told["reason"]["gpu"]) == ("us", "Xid79", 3)
-    assert "n[2-3]" in " ".join(told["codes"][0]["do"])
+    assert "scontrol reboot ASAP n7" in " ".join(told["codes"][0]["do"])
+    _, told, _ = ask("Kill task failed     root      2026-11-20T12:03:22 n[2-3]")
+    assert (told["owner"], told["slurm"]["do"][0].partition(" on ")[2][:5]) == ("slurm", "NODE.")
     _, told, _ = ask("   Reason=gpuhealth:Xid79 GPU3 L3 queued [root@2026-11-20T12:03:22]")
     assert told["reason"]["rung"] == "L3"
 
