@@ -100,7 +100,7 @@ def _settings(node: str) -> tuple[Settings, str]:
         return config.load(path, node or None), path
     except config.ConfigError as error:
         rows = tuple(Row(**row) for row in parse_with_lines(config.POLICY_PATH)[0]["policy"])
-        why_not = str(error).splitlines()[0] if os.path.exists(path) else f"no {path} here"
+        why_not = str(error).splitlines()[0] if os.path.exists(path) else f"no {path} to be read here"
         return Settings(policy=rows), f"the built-in policy ({why_not})"
 
 
