@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 STARTS = re.compile(r"gpuhealth-(prolog|epilog|check)\b|slurm_gpuhealth\.commands\.(prolog|epilog|check)\b")
 INSTALLED = re.compile(r"(?<![\w.{}$-])/[\w./+-]*/bin/(?:python3?|gpuhealth-(?:prolog|epilog|check))\b")
 SHORT = 10.0
+OBEYED = (
+    ("slurm", "scontrol"),
+    ("slurm", "sinfo"),
+    ("slurm", "slurmd"),
+    ("dcgm", "dcgmi"),
+    ("dcgm", "pydcgm"),
+    ("nvml", "library"),
+)
+"""Table and key of the programs and libraries that root uses because the configuration says so."""
 
 
 @click.command()
@@ -81,6 +90,10 @@ def _configuration(path: str, problems: list[str], settings: Settings) -> Iterat
         for one in configuration.unsafe(command.argv[0])[:1]:
             what, _, remedy = one.rpartition(": ")
             yield Line("site-check", "FAIL", f"check {command.name} is not run: {what}", remedy)
+    for path in [getattr(getattr(settings, table), key) for table, key in OBEYED]:
+        for one in configuration.unsafe(path)[:1] if path and os.path.exists(path) else []:
+            what, _, remedy = one.rpartition(": ")
+            yield Line("unsafe-program", "FAIL", f"root uses {path}, and {what}", remedy)
 
 
 def _no_slurm(error: Exception, settings: Settings) -> Line:

@@ -39,7 +39,8 @@ def resume(here: str, nodes: tuple[str, ...]) -> None:
             good, text = give_back(settings, name, here)
         except control.ControllerDown as error:
             raise click.ClickException(f"slurmctld does not answer, {name} is as it was: {error}") from None
-        click.echo(f"{name}: {text}", err=not good)
+        shown = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+        click.echo(f"{name}: {shown}", err=not good)
         back = back and good
     raise SystemExit(0 if back else 1)
 

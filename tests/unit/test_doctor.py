@@ -75,6 +75,13 @@ def test_nothing_is_wrong_with_the_recommended_configuration():
     assert all(line.level == "ok" for line in judge())
 
 
+def test_what_the_install_guide_says_to_wire_is_what_the_doctor_wants():
+    guide = (Path(__file__).parents[2] / "docs/install.md").read_text()
+    wiring = guide.partition("```conf\n")[2].partition("```")[0]
+    config = {key: (value,) for key, _, value in (line.partition("=") for line in wiring.split())}
+    assert bad(doctor.judge_slurm_conf(config, (22, 5), Settings(), LISTING)) == {}
+
+
 @pytest.mark.parametrize("line", judge(listing=prolog(), PrologFlags=None, HealthCheckInterval="0 sec"))
 def test_whatever_is_wrong_comes_with_a_remedy(line):
     assert line.remedy or line.level == "ok"

@@ -28,7 +28,9 @@ def hook(tmp_path):
         script = tmp_path / "50-gpuhealth"
         script.write_text((SCRIPTS / f"{kind}.d/50-gpuhealth").read_text().replace("/opt/gpuhealth", str(home)))
         script.chmod(0o755)
-        return subprocess.run([str(script)], env=env, capture_output=True, text=True, timeout=30)
+        return subprocess.run(
+            [str(script)], env={"SLURM_JOB_GPUS": "0", **env}, capture_output=True, text=True, timeout=30
+        )
 
     return run
 
@@ -49,6 +51,14 @@ def test_a_prologs_verdict_reaches_slurm(hook):
     assert hook("prolog", exits(1)).returncode == 1
 
 
+def test_a_job_without_gpus_starts_no_program(hook, tmp_path):
+    body = f"def main():\n    open({str(tmp_path / 'started')!r}, 'w')\n"
+    assert hook("prolog", body, SLURM_JOB_GPUS="").returncode == 0
+    assert not (tmp_path / "started").exists()
+    assert hook("prolog", body).returncode == 0
+    assert (tmp_path / "started").exists()
+
+
 def test_an_epilog_never_fails(hook):
     assert hook("epilog", exits(1)).returncode == 0
 
@@ -57,7 +67,10 @@ def test_an_epilog_never_fails(hook):
 def test_a_missing_program_drains_no_node(kind):
     script = SCRIPTS / f"{kind}.d/50-gpuhealth"
     text = script.read_text().replace("/opt/gpuhealth", "/nowhere")
-    assert subprocess.run(["/bin/sh", "-c", text], env={}, timeout=30, capture_output=True).returncode == 0
+    assert (
+        subprocess.run(["/bin/sh", "-c", text], env={"SLURM_JOB_GPUS": "0"}, timeout=30, capture_output=True).returncode
+        == 0
+    )
 
 
 def test_a_killed_program_drains_no_node(hook):
