@@ -191,13 +191,17 @@ def _event(source: str, number: int) -> Code:
 
 def _dcgm(error: re.Match[str]) -> list[Code]:
     """An error of DCGM by its number or its name."""
-    from slurm_gpuhealth.diagnose import catalogue
+    from slurm_gpuhealth.diagnose import catalogue, model
 
     numbers = [int(error[1])] if error[1] else range(1000)
     for number in numbers:
         name = catalogue.name(number)
         if name and (error[1] or name == error[2].upper()):
-            says: dict[str, Scalar] = {"class": catalogue.class_of(number, None), "error_id": number}
+            says: dict[str, Scalar] = {
+                "class": catalogue.class_of(number, None),
+                "error_id": number,
+                "bandwidth": number in model.BANDWIDTH,
+            }
             return [Code("dcgm", f"error {number}", f"{name}: {catalogue.summary(number)}", says, says)]
     return []
 
