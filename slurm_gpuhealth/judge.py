@@ -29,6 +29,7 @@ SOURCE_OF = {  # a finding's source → the key of [sources] that governs it
     "sxid": "kernel",
     "aer": "kernel",
     "nvrm": "kernel",
+    "kernel": "kernel",
     "nvml": "nvml",
     "driver": "nvml",
     "inventory": "inventory",

@@ -90,7 +90,8 @@ def acknowledge(journal: Journal, until: float) -> int:
 def identify(gpu: Gpu, known: Sequence[dict[str, Any]]) -> Gpu:
     """`gpu` completed from the inventory: an Xid knows only the PCI address, DCGM only the UUID."""
     for other in known:
-        if (gpu.uuid and gpu.uuid == other["uuid"]) or (not gpu.uuid and gpu.pci and gpu.pci == other["pci"]):
+        name = "uuid" if gpu.uuid else "pci" if gpu.pci else "index"  # a site's check may know only the index
+        if getattr(gpu, name) is not None and getattr(gpu, name) == other[name]:
             return Gpu(other["uuid"], other["pci"], other["index"], other.get("serial"))
     return gpu
 

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.judge import Judged
     from slurm_gpuhealth.settings import Settings
 
-    Look = Callable[[Settings, Journal, float, float], Sequence[Finding]]
-    """(settings, journal, now, seconds it may take) → what was found. OSError: this source could not be read."""
+    Look = Callable[[Settings, Journal, float, float], tuple[Sequence[Finding], bool]]
+    """(settings, journal, now, seconds it may take) → what was found; whether all of it could be read: then what is
+    not found any more is mended. OSError: this source could not be read."""
 
 
 def kernel(settings: Settings, journal: Journal, now: float) -> list[Judged]:
@@ -31,10 +32,12 @@ def kernel(settings: Settings, journal: Journal, now: float) -> list[Judged]:
     look = evidence.collect(
         settings.paths.kernel_log, journal.get("kernel"), boot_id(settings), now, settings.paths.sys
     )
-    if look.findings:
+    if look.findings or journal.get("kernel-trouble"):
         from slurm_gpuhealth import record
 
         judged = record.keep(journal, settings, look.findings, now)
+        record.clear(journal, ("kernel",), judged, now)
+        journal.put("kernel-trouble", any(one.finding.source == "kernel" for one in judged) or None)
     journal.put("kernel", look.cursor)
     journal.commit()
     if journal.trouble:  # the commit may have failed: at least the same lines are not judged twice
@@ -47,14 +50,18 @@ def source(settings: Settings, journal: Journal, name: str, now: float, timeout:
     sources, _, look = SOURCES[name]
     if getattr(settings.sources, name, "enforce") == "off":
         return []
-    from slurm_gpuhealth import record
-
     began = time.monotonic()
     judged: list[Judged] = []
     error = ""
     try:
-        judged = record.keep(journal, settings, look(settings, journal, now, timeout), now)
-        record.clear(journal, sources, judged, now)
+        findings, whole = look(settings, journal, now, timeout)
+        # Nothing found, nothing standing, as nearly always: nothing to judge, and no judge is imported.
+        if findings or (whole and _stands(journal, sources)):
+            from slurm_gpuhealth import record
+
+            judged = record.keep(journal, settings, findings, now)
+            if whole:
+                record.clear(journal, sources, judged, now)
     except OSError as failure:
         error = f"could not be read: {failure}"
     notes = {"time": now, "seconds": round(time.monotonic() - began, 3), "error": error}
@@ -89,22 +96,28 @@ def guarded(journal: Journal, name: str, boot: str, start: Callable[[], Any]) ->
     return result
 
 
+def _stands(journal: Journal, sources: Sequence[str]) -> bool:
+    return any(
+        journal.one("SELECT 1 FROM finding WHERE standing AND cleared IS NULL AND source = ? LIMIT 1", source)
+        for source in sources
+    )
+
+
 def boot_id(settings: Settings) -> str:
     """This boot's id (proc(5), /proc/sys/kernel/random/boot_id)."""
     with open(os.path.join(settings.paths.proc, "sys/kernel/random/boot_id")) as file:
         return file.read().strip()
 
 
-def _nvml(settings: Settings, journal: Journal, now: float, timeout: float) -> Sequence[Finding]:
+def _nvml(settings: Settings, journal: Journal, now: float, timeout: float) -> tuple[Sequence[Finding], bool]:
     """All GPUs, judged against the last reading and the baseline, which are then replaced."""
     from slurm_gpuhealth.evidence import nvml
 
-    baseline = journal.get("nvml-baseline", {})
-    probed = guarded(
-        journal, "nvml", boot_id(settings), lambda: nvml.read(settings, timeout=timeout, baseline=baseline)
-    )
+    baseline, boot = journal.get("nvml-baseline", {}), boot_id(settings)
+    full = journal.get("nvml-boot") != boot  # the first of a boot also reads what does not change: VBIOS, limits
+    probed = guarded(journal, "nvml", boot, lambda: nvml.read(settings, timeout=timeout, full=full, baseline=baseline))
     if probed is None:
-        return [nvml.hung(now)]
+        return [nvml.hung(now)], False
     findings, baseline = nvml.judge_probed(
         probed, journal.get("nvml"), baseline, journal.get("gpus", []), settings, now
     )
@@ -112,48 +125,51 @@ def _nvml(settings: Settings, journal: Journal, now: float, timeout: float) -> S
         journal.put("nvml-baseline", baseline)
         journal.put("nvml", {"time": now, **probed.value})
         journal.put("nvml-time", now)
+        journal.put("nvml-boot", boot)
         keep = ("pci", "serial", "minor", "name", "index")
         gpus = [{"uuid": uuid, **{k: gpu.get(k) for k in keep}} for uuid, gpu in baseline["gpus"].items()]
         journal.put("gpus", sorted(gpus, key=lambda gpu: gpu["index"] or 0))
-    return findings
+        return findings, True
+    return findings, False
 
 
-def _dcgm_health(settings: Settings, journal: Journal, now: float, timeout: float) -> Sequence[Finding]:
+def _dcgm_health(settings: Settings, journal: Journal, now: float, timeout: float) -> tuple[Sequence[Finding], bool]:
     from slurm_gpuhealth.evidence import dcgm_health
 
-    return dcgm_health.collect(settings, now, timeout)
+    return dcgm_health.collect(settings, now, timeout), True
 
 
-def _infiniband(settings: Settings, journal: Journal, now: float, timeout: float) -> Sequence[Finding]:
+def _infiniband(settings: Settings, journal: Journal, now: float, timeout: float) -> tuple[Sequence[Finding], bool]:
     from slurm_gpuhealth.evidence import infiniband
 
     findings, baseline = infiniband.collect(settings, journal.get("infiniband", {}), now)
     journal.put("infiniband", baseline)
-    return findings
+    return findings, True
 
 
-def _host(settings: Settings, journal: Journal, now: float, timeout: float) -> Sequence[Finding]:
+def _host(settings: Settings, journal: Journal, now: float, timeout: float) -> tuple[Sequence[Finding], bool]:
     from slurm_gpuhealth.evidence import host
 
     findings, state = host.collect(settings, journal.get("host", {}), now)
     journal.put("host", state)
-    return findings
+    return findings, True
 
 
-def _site(settings: Settings, journal: Journal, now: float, timeout: float) -> Sequence[Finding]:
+def _site(settings: Settings, journal: Journal, now: float, timeout: float) -> tuple[Sequence[Finding], bool]:
     from slurm_gpuhealth.evidence import site
 
     findings, state = site.collect(settings, journal.get("site", {}), now)
     journal.put("site", state)
-    return findings
+    return findings, True
 
 
-def _inventory(settings: Settings, journal: Journal, now: float, timeout: float) -> Sequence[Finding]:
+def _inventory(settings: Settings, journal: Journal, now: float, timeout: float) -> tuple[Sequence[Finding], bool]:
     from slurm_gpuhealth.evidence import inventory
 
     gres = journal.get("gres", {})
     offered = None if gres.get("error") or not gres else len(gres["uuids"])
-    return inventory.collect(settings, inventory.identities(settings), journal.get("nvml-baseline", {}), offered, now)
+    listed = inventory.identities(settings)
+    return inventory.collect(settings, listed, journal.get("nvml-baseline", {}), offered, now), True
 
 
 SOURCES: dict[str, tuple[tuple[str, ...], float | Callable[[Settings], float], Look]] = {

@@ -71,10 +71,10 @@ def collect(path: str, cursor: Cursor | None, boot_id: str, now: float, sys_root
         findings = [] if first is None else _findings(first, records, seen, now, sys_root)
     except OSError as error:
         message = f"Kernel log {path} can't be read: {error.strerror}. Xid errors go unseen. Run as root; see kmsg(4)."
-        return Look([Finding(now, "host", "kernel-log-unreadable", message, standing=True)], cursor, False, 0)
+        return Look([Finding(now, "kernel", "unreadable", message, standing=True)], cursor, False, 0)
     if tail.lost:
         message = f"Kernel log {path} was overrun: records were lost before they could be read, Xid errors perhaps too."
-        findings.append(Finding(now, "host", "kernel-log-overrun", message))
+        findings.append(Finding(now, "kernel", "overrun", message))
     if tail.history:
         findings = [replace(one, details={**one.details, "old": True}) for one in findings]
     return Look(findings, (boot_id, tail.last, tail.offset, now), tail.lost, tail.new)

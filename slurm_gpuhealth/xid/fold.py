@@ -90,7 +90,7 @@ def fold(
     findings = [_finding(group, at) for group in kept if id(group) not in folded]
     if len(ours) > LIMIT:
         message = f"{len(ours) - LIMIT} more kinds of kernel events were left out: the kernel log is being flooded."
-        findings.append(Finding(at(None), "host", "kernel-log-flood", message))
+        findings.append(Finding(at(None), "kernel", "flood", message))
     return findings
 
 

@@ -197,6 +197,8 @@ def _proc(folder: str, scenario: dict) -> None:
     write(folder, "proc/driver/nvidia/version", version)
     write(folder, "proc/mounts", "/dev/sda1 / ext4 rw,relatime 0 0\ntmpfs /run tmpfs rw,nosuid,nodev 0 0\n")
     write(folder, "proc/meminfo", "MemTotal:       2113508416 kB\nMemAvailable:   2051231244 kB\n")
+    write(folder, "proc/loadavg", "0.42 0.40 0.38 2/1801 42\n")
+    write(folder, "proc/vmstat", "nr_free_pages 512814561\noom_kill 0\n")
     process(folder, 1501, "nv-fabricmanage")  # comm holds 15 characters
 
 

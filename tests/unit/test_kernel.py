@@ -87,7 +87,7 @@ def test_lost_records_are_said(log: Path) -> None:
     cursor = collect(str(log), None, BOOT, NOW).cursor
     log.write_text(record(500, "much later"))
     look = collect(str(log), cursor, BOOT, NOW + 60)
-    assert (look.overrun, codes(look)) == (True, ["host:kernel-log-overrun"])
+    assert (look.overrun, codes(look)) == (True, ["kernel:overrun"])
     assert look.findings[0].severity == "info"
 
 
@@ -155,7 +155,7 @@ def test_a_log_that_cannot_be_read_is_a_finding_and_no_fault(tmp_path: Path) -> 
     cursor = (BOOT, 4, 0, NOW)
     for path in (tmp_path / "missing", tmp_path):
         look = collect(str(path), cursor, BOOT, NOW + 60)
-        assert codes(look) == ["host:kernel-log-unreadable"]
+        assert codes(look) == ["kernel:unreadable"]
         assert (look.findings[0].severity, look.cursor) == ("info", cursor)
 
 
@@ -199,7 +199,7 @@ def test_numbers_that_the_kernel_left_out_cost_no_record(monkeypatch: pytest.Mon
 def test_records_overwritten_while_we_read_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     Device(monkeypatch, record(9, "x"), None, record(700, GONE))
     look = collect("/dev/null", (BOOT, 8, 0, NOW), BOOT, NOW + 60)
-    assert (sorted(codes(look)), look.cursor[1]) == (["host:kernel-log-overrun", "xid:79"], 700)  # type: ignore[index]
+    assert (sorted(codes(look)), look.cursor[1]) == (["kernel:overrun", "xid:79"], 700)  # type: ignore[index]
 
 
 def test_old_records_overwritten_while_we_skip_are_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:

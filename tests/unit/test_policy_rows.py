@@ -120,6 +120,9 @@ REVIEWED = [
     ("dcgm:nccl_tests", {"class": "UNKNOWN", "error_id": 999}, 9, "warning", ""),
     ("dcgm:software", {"class": "CONFIG", "error_id": 29}, 9, "warning", ""),
     ("dcgm:driver", {}, 9, "warning", ""),
+    ("dcgm:pcie", {"class": "TRIAGE", "error_id": 30, "bandwidth": True, "busy": True}, 9, "warning", ""),
+    ("dcgm:pcie", {"class": "TRIAGE", "error_id": 30, "bandwidth": True}, 1, "fault", "L3"),
+    ("dcgm:untestable", {}, 1, "fault", "L3"),
     ("dcgm:not-testable", {}, 9, "info", ""), ("dcgm:tool-error", {}, 9, "info", ""),
     ("dcgm-health:memory", {"value": "Failure"}, 99, "warning", ""),
     ("dcgm-health:power", {"value": "Warning"}, 99, "info", ""),
@@ -132,8 +135,9 @@ REVIEWED = [
     ("ib:link-down", {}, 99, "warning", ""), ("ib:link", {}, 99, "info", ""), ("ib:command", {}, 99, "info", ""),
     # The host never drains by default.
     *((f"host:{code}", {}, 9999, "warning", "") for code in ("memory", "read-only", "full", "mount", "unit", "hung")),
-    ("host:kernel-log-unreadable", {}, 9999, "warning", ""), ("host:kernel-log-flood", {}, 9999, "info", ""),
-    ("host:kernel-log-overrun", {}, 9999, "info", ""),
+    ("nvrm:peermem", {}, 99, "info", ""),
+    ("kernel:unreadable", {}, 9999, "warning", ""), ("kernel:flood", {}, 9999, "info", ""),
+    ("kernel:overrun", {}, 9999, "info", ""),
     ("host:oom", {}, 9999, "info", ""), ("host:memory-corrected", {}, 9999, "info", ""),
     ("host:unreadable", {}, 9999, "info", ""),
     # A site's check by its own word.

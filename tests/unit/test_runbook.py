@@ -125,11 +125,11 @@ def test_the_enumeration_sees_codes_of_every_source():
     keys = emitted()
     assert {key.partition(":")[0] for key in keys} == {
         *("xid", "sxid", "aer", "nvrm", "nvml", "driver", "inventory", "dcgm", "dcgm-health", "ib", "host", "site"),
-        "leftover",
+        *("kernel", "leftover"),
     }
     assert {
         *("nvml:lost", "nvml:ecc", "nvml:thermal", "nvml:remap-fail", "nvml:nvlink", "driver:hung", "driver:mismatch"),
-        *("host:oom", "host:kernel-log-flood", "ib:VL15_dropped", "ib:port-down", "leftover:mps", "leftover:locked"),
+        *("host:oom", "kernel:flood", "ib:VL15_dropped", "ib:port-down", "leftover:mps", "leftover:locked"),
         *("inventory:vbios-mix", "dcgm:untestable", "dcgm:tool-error", "dcgm:memtest", "nvml:call", "nvml:power"),
     } <= keys
 

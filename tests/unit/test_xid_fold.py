@@ -173,5 +173,5 @@ def test_a_flood_of_kinds_is_cut_and_said_but_the_worst_stay() -> None:
     lines = [xid(13, pci=f"0000:{bus:02x}:{device:02x}") for bus in range(256) for device in (0, 1)]
     findings = folded(*lines, xid(79))
     assert len(findings) == LIMIT + 1
-    assert findings[-1].code == "kernel-log-flood"
+    assert findings[-1].code == "flood"
     assert "79" in [finding.code for finding in findings]

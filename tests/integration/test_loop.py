@@ -1,0 +1,283 @@
+"""The loop on real Slurm: bad GPU nodes are drained with a reason, good ones are left alone."""
+
+import time
+
+import pytest
+
+from tests.daemons import until
+from tests.lab import Lab, fresh
+
+GPU_UUIDS = "SELECT DISTINCT uuid FROM diagnostic WHERE level = ? AND time > ?"
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with Lab(fresh("loop"), nodes=4, gpus=8, dbd=False, floor=3, poll="10s", health_interval=3) as lab:
+        for node in lab.names:
+            lab.until_checked(node)
+        yield lab
+
+
+@pytest.fixture
+def lab(cluster):
+    """The cluster with every node healthy, in service and known to be so."""
+    cluster.heal()
+    return cluster
+
+
+def job_uuids(lab, node, job):
+    found = until(lambda: lab.rows(node, "SELECT gpus FROM job WHERE job = ?", job), f"job {job} in the journal")
+    return set(found[0][0].split(","))
+
+
+def test_a_good_job_runs_and_asks_the_controller_nothing(lab):
+    lab.configure(poll="1h")
+    lab.until_checked("n1")
+    lab.calls("n1")
+    job = lab.submit("sleep 8", gres="gpu:2", nodelist="n1")
+    lab.wait(job, "COMPLETED")
+    until(
+        lambda: lab.rows("n1", "SELECT outcome FROM job WHERE job = ? AND ended IS NOT NULL", job) == [("ok",)], "end"
+    )
+    assert lab.calls("n1") == []
+    assert lab.state("n1") == "IDLE"
+
+
+def test_an_idle_node_reads_its_own_record_once_a_poll(lab):
+    lab.configure(poll="20s")
+    lab.until_checked("n1")
+    lab.calls("n1")
+    time.sleep(40)
+    calls = lab.calls("n1")
+    assert 1 <= len(calls) <= 3
+    assert set(calls) == {"scontrol -o show node n1"}
+
+
+def test_a_job_with_a_bug_has_its_own_gpus_tested_and_the_node_stays(lab):
+    began = time.time()
+    job = lab.submit("exit 3", gres="gpu:2", nodelist="n1")
+    lab.wait(job, "FAILED")
+    tested = until(lambda: lab.rows("n1", GPU_UUIDS, 2, began), "level 2 on n1")
+    assert {row[0] for row in tested} == job_uuids(lab, "n1", job)
+    assert len(tested) == 2
+    assert lab.state("n1") == "IDLE"
+
+
+def test_a_lost_gpu_drains_the_node_before_the_job_and_the_job_goes_on_elsewhere(lab):
+    lab.inject("n2", "xid", 79, "--gpu", 3)
+    job = lab.submit("sleep 1; echo ran on $SLURMD_NODENAME", gres="gpu:8", exclude="n1,n3")
+    reason = lab.until_reason("n2", "gpuhealth:Xid79 GPU3")
+    lab.wait(job, "COMPLETED", 120)
+    assert lab.output(job) == "ran on n4\n"
+    assert "next=" in reason or "queued" in reason
+    assert lab.run("sinfo", "-R", "-h", "-p", "gpu").startswith("gpuhealth:Xid79 GPU3")
+
+
+def test_a_fault_in_the_kernel_log_is_in_sinfo_within_one_check(lab):
+    lab.inject("n3", "xid", 48, "--gpu", 5)
+    began = time.monotonic()
+    lab.until_reason("n3", "gpuhealth:Xid48 GPU5")
+    assert time.monotonic() - began < lab.health_interval + 3
+    assert lab.state("n3") == "IDLE+DRAIN"
+
+
+def test_an_old_xid_does_not_drain_a_resumed_node_and_a_new_one_does(lab):
+    lab.inject("n1", "xid", 48, "--gpu", 0)
+    lab.until_reason("n1", "Xid48 GPU0")
+    lab.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+    for _ in range(3):
+        lab.until_checked("n1")
+    assert lab.state("n1") == "IDLE"
+    lab.inject("n1", "xid", 48, "--gpu", 1)
+    lab.until_reason("n1", "Xid48 GPU1")
+
+
+def test_an_admins_resume_while_the_condition_stands_is_an_ack(lab):
+    lab.inject("n1", "row-remap-failed", "--gpu", 2)
+    lab.until_reason("n1", "gpuhealth:remap-fail GPU2")
+    lab.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+    for _ in range(3):
+        lab.until_checked("n1")
+    assert lab.state("n1") == "IDLE"
+    job = lab.submit("true", gres="gpu:8", nodelist="n1")
+    lab.wait(job, "COMPLETED")
+    assert "acked" in lab.gpuhealth("n1", "status")
+    lab.inject("n1", "ecc", 5, "--gpu", 3)
+    assert "GPU3" in lab.until_reason("n1", "gpuhealth:")
+
+
+def test_an_admins_drain_is_neither_overwritten_nor_extended_nor_resumed(lab):
+    lab.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=fan replacement, Bob")
+    lab.inject("n1", "xid", 79, "--gpu", 3)
+    for _ in range(3):
+        lab.until_checked("n1")
+    assert lab.reason("n1") == "fan replacement, Bob"
+    assert lab.rows("n1", "SELECT count(*) FROM finding WHERE code = '79' AND cleared IS NULL")[0][0] >= 1
+    assert "an admin's" in lab.rows("n1", "SELECT result FROM decision ORDER BY id DESC")[0][0]
+
+
+def test_an_admin_who_takes_over_our_hold_keeps_it(lab):
+    lab.inject("n1", "xid", 48, "--gpu", 3)
+    lab.until_reason("n1", "gpuhealth:Xid48")
+    lab.run("scontrol", "update", "NodeName=n1", "Reason=RMA ticket 4711")
+    lab.inject("n1", "xid", 79, "--gpu", 4)
+    for _ in range(3):
+        lab.until_checked("n1")
+    assert lab.reason("n1") == "RMA ticket 4711"
+
+
+def test_level_1_in_the_prolog_names_the_gpu_and_moves_the_job(lab):
+    time.sleep(1)
+    lab.inject("n2", "dcgm", "software", 95, "--gpu", 6, "--level", 1)
+    forget_passes(lab, "n2")
+    job = lab.submit("echo ran on $SLURMD_NODENAME", gres="gpu:8", exclude="n1,n3")
+    reason = lab.until_reason("n2", "gpuhealth:")
+    assert reason.startswith("gpuhealth:software GPU6 L1 fail")
+    assert f"job={job} next=L3" in reason
+    lab.wait(job, "COMPLETED", 120)
+    assert lab.output(job) == "ran on n4\n"
+
+
+def test_level_2_after_a_failed_job_drains_the_node_with_the_test_and_the_gpu(lab):
+    lab.inject("n1", "dcgm", "memory", 45, "--gpu", 3, "--level", 2)
+    failed = lab.submit("exit 1", gres="gpu:8", nodelist="n1")
+    reason = lab.until_reason("n1", "gpuhealth:")
+    assert reason.startswith("gpuhealth:memory GPU3 L2 fail")
+    assert f"job={failed} next=L3" in reason
+
+
+def test_a_job_that_may_not_be_requeued_is_moved_on_by_slurm_and_our_reason_stays(lab):
+    lab.inject("n2", "xid", 79, "--gpu", 3)
+    forget_passes(lab, "n2")
+    job = lab.submit("sleep 1", gres="gpu:8", nodelist="n2", no_requeue=True)
+    lab.until_reason("n2", "gpuhealth:Xid79 GPU3")
+    state = lab.wait(job, {"CANCELLED", "PENDING", "COMPLETED"})
+    assert state != "COMPLETED"
+    assert lab.reason("n2").startswith("gpuhealth:Xid79 GPU3")
+
+
+def test_over_budget_a_node_is_not_drained_and_its_job_starts(lab):
+    lab.configure(floor=1)
+    lab.inject("n1", "xid", 48, "--gpu", 3)
+    lab.until_reason("n1", "gpuhealth:Xid48")
+    lab.inject("n2", "xid", 48, "--gpu", 3)
+    job = lab.submit("sleep 1", gres="gpu:8", nodelist="n2")
+    lab.wait(job, "COMPLETED")
+    for _ in range(2):
+        lab.until_checked("n2")
+    assert lab.state("n2") == "IDLE"
+    assert lab.rows("n2", "SELECT action FROM decision ORDER BY id DESC")[0] == ("over-budget",)
+    lab.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+    lab.until_reason("n2", "gpuhealth:Xid48", 90)
+
+
+def test_in_shadow_mode_nothing_is_drained_and_what_would_be_is_shown(lab):
+    lab.config.write_text(lab.config.read_text().replace('mode = "enforce"', 'mode = "shadow"', 1))
+    time.sleep(3)
+    lab.inject("n1", "xid", 79, "--gpu", 3)
+    job = lab.submit("sleep 1", gres="gpu:8", nodelist="n1")
+    lab.wait(job, "COMPLETED")
+    for _ in range(2):
+        lab.until_checked("n1")
+    assert lab.state("n1") == "IDLE"
+    assert "xid:79" in lab.gpuhealth("n1", "findings", "--shadow")
+    assert ("would-drain",) in lab.rows("n1", "SELECT action FROM decision")
+
+
+def test_with_the_controller_down_nothing_hangs_and_the_fault_waits_for_it(lab):
+    lab.stop_controller()
+    try:
+        lab.inject("n1", "xid", 79, "--gpu", 3)
+        began = time.monotonic()
+        done = lab.hook("check", "n1")
+        assert done.returncode == 0
+        assert time.monotonic() - began < 30
+        assert "undecided" in done.stderr
+    finally:
+        lab.start_controller()
+    lab.until_reason("n1", "gpuhealth:Xid79 GPU3", 90)
+
+
+def test_without_a_host_engine_the_job_starts_and_it_is_said(lab):
+    lab.daemons.stop("hostengine-n1")
+    try:
+        forget_passes(lab, "n1")
+        job = lab.submit("sleep 1", gres="gpu:8", nodelist="n1")
+        lab.wait(job, "COMPLETED")
+        assert lab.state("n1") == "IDLE"
+        assert "no host engine" in lab.gpuhealth("n1", "findings")
+    finally:
+        folder = lab.lab / "nodes/n1"
+        lab.daemons.start("hostengine-n1", str(folder / "hostengine"), str(folder / "hostengine.sock"))
+
+
+@pytest.mark.parametrize("how", ["hang", "hang-unkillable"])
+def test_a_driver_that_hangs_does_not_hold_up_the_job(lab, how):
+    lab.config.write_text(lab.config.read_text().replace("[nvml]\n", '[nvml]\ntimeout = "2s"\n'))
+    time.sleep(3)
+    lab.inject("n1", how)
+    job = lab.submit("sleep 1", gres="gpu:8", nodelist="n1")
+    began = time.monotonic()
+    lab.wait(job, {"RUNNING", "COMPLETED"}, 30)
+    assert time.monotonic() - began < 20
+    lab.wait(job, "COMPLETED")
+    if how == "hang":
+        assert lab.state("n1") == "IDLE"
+        assert "nvml:timeout" in lab.gpuhealth("n1", "findings")
+    else:
+        lab.until_reason("n1", "gpuhealth:hung GPU*")
+    lab.inject("n1", "clear")
+
+
+def test_a_broken_configuration_stops_no_job_and_changes_nothing(lab):
+    lab.config.write_text("mode = 'enforced'\n")
+    lab.inject("n1", "xid", 79, "--gpu", 3)
+    job = lab.submit("exit 1", gres="gpu:8", nodelist="n1")
+    lab.wait(job, "FAILED")
+    time.sleep(lab.health_interval + 1)
+    assert lab.state("n1") == "IDLE"
+
+
+def test_slurms_own_drain_is_taken_over_when_a_finding_explains_it(lab):
+    lab.run(
+        "scontrol",
+        "update",
+        "NodeName=n1",
+        "State=DRAIN",
+        "Reason=gres/gpu count reported lower than configured (7 < 8)",
+    )
+    for _ in range(2):
+        lab.until_checked("n1")
+    assert lab.reason("n1").startswith("gres/gpu")
+    lab.inject("n1", "xid", 79, "--gpu", 3)
+    lab.until_reason("n1", "gpuhealth:Xid79 GPU3")
+
+
+def test_a_job_without_gpus_is_none_of_our_business(lab):
+    lab.inject("n1", "hang")
+    job = lab.submit("exit 1", nodelist="n1")
+    lab.wait(job, "FAILED", 30)
+    assert lab.rows("n1", "SELECT * FROM job WHERE job = ?", job) == []
+    lab.inject("n1", "clear")
+
+
+def test_names_and_comments_of_users_do_nothing(lab):
+    evil = "x Reason=none State=IDLE $(touch /tmp/gpuhealth-evil) `id` \n gpuhealth:"
+    job = lab.submit("exit 1", gres="gpu:1", nodelist="n1", job_name=evil, comment="skip_checks " + evil)
+    lab.wait(job, "FAILED")
+    until(lambda: lab.rows("n1", "SELECT outcome FROM job WHERE job = ? AND ended IS NOT NULL", job), "end")
+    lab.inject("n2", "xid", 79, "--gpu", 3)
+    forget_passes(lab, "n2")
+    moved = lab.submit("true", gres="gpu:8", exclude="n1,n3", job_name=evil, comment=evil)
+    assert lab.until_reason("n2", "gpuhealth:").isprintable()
+    lab.wait(moved, {"COMPLETED", "PENDING"}, 120)
+
+
+def forget_passes(lab, node):
+    """As if the last diagnostics had been long ago."""
+    import contextlib
+    import sqlite3
+
+    with contextlib.closing(sqlite3.connect(lab.lab / "nodes" / node / "state/journal.db", timeout=10)) as db:
+        db.execute("DELETE FROM diagnostic")
+        db.commit()
