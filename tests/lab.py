@@ -158,6 +158,8 @@ class Lab(Cluster):
         if not path.exists():
             return []
         with contextlib.closing(sqlite3.connect(path, timeout=10)) as db:
+            if not db.execute("PRAGMA user_version").fetchone()[0]:  # its first program is just making it
+                return []
             return db.execute(sql, values).fetchall()
 
 
