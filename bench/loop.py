@@ -73,7 +73,7 @@ def calls(lab: Lab):
 
 
 def together(lab: Lab):
-    """50 prologs at once without a fresh pass: how many diagnostics does the engine see, and how long does the last wait?"""
+    """50 prologs at once without a fresh pass: how many diagnostics run, and how long does the last one wait?"""
     diagnostics = lab.lab / "nodes/n1/diags.jsonl"
     before = len(diagnostics.read_text().splitlines())
     lab.inject("n1", "xid", 43, "--gpu", 0)  # something new: every pass is void

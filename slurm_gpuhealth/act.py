@@ -50,7 +50,7 @@ def act(settings: Settings, journal: Journal, program: str, node: str, now: floa
     elif outcome in ("admin", "left"):
         record.settle(journal, (row for row, one in faults.items() if not one.finding.standing), number)
     if outcome not in ("drained", "held", "undecided"):
-        journal.put("retry-at", now + settings.slurm.request_poll)
+        journal.put("put-off", now)
     return outcome
 
 

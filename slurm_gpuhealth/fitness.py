@@ -24,7 +24,7 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
     """The prolog's exit code: 0 starts the job (or we have requeued it), 1 makes Slurm move it on."""
     now = time.time()
     uuids = _gpus(settings, journal, job)
-    if now - journal.get("nvml-time", 0) >= settings.check.interval:
+    if not 0 <= now - journal.get("nvml-time", 0) < settings.check.interval:
         watch.source(settings, journal, "nvml", now, min(settings.nvml.timeout, deadline - time.monotonic()))
     tested = diagnostic.run_level(
         *(settings, journal, "prolog", 1, uuids), deadline=deadline, reuse=settings.prolog.reuse_pass, everything=True

@@ -121,10 +121,10 @@ def _store(journal: Journal, one: Judged, settings: Settings, now: float) -> Non
     job, uid = held_by or (None, None)
     journal.write(
         "INSERT INTO finding (time, seen, source, code, severity, rung, mode, uuid, pci, gpu, serial, message,"
-        " standing, count, details, job, uid) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " standing, count, details, job, uid, acted) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         *(finding.time, now, finding.source, finding.code, one.severity, one.rung, one.mode),
         *(gpu.uuid, gpu.pci, gpu.index, gpu.serial, finding.message, finding.standing, finding.count),
-        *(json.dumps(dict(finding.details)), job, uid),
+        *(json.dumps(dict(finding.details)), job, uid, 0 if one.mode == "old" else None),  # 0: nothing to decide
     )
 
 

@@ -53,7 +53,8 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
         if left > 2 and watch.due(settings, journal, name, now):
             watch.source(settings, journal, name, now, left)
     waits = journal.one("SELECT 1 FROM finding WHERE severity = 'fault' AND acted IS NULL AND cleared IS NULL LIMIT 1")
-    if waits and now >= journal.get("retry-at", 0):
+    put_off = 0 <= now - journal.get("put-off", 0) < settings.slurm.request_poll
+    if waits and not put_off:
         from slurm_gpuhealth import act
 
         act.act(settings, journal, "check", node, now)

@@ -48,7 +48,7 @@ def _fit_as_known(settings: Settings, journal: Journal, uuids: Sequence[str], no
     return (
         journal.get("hold") is None
         and journal.one("SELECT 1 FROM finding WHERE severity = 'fault' AND acted IS NULL AND cleared IS NULL") is None
-        and (settings.sources.nvml == "off" or now - journal.get("nvml-time", 0) < settings.check.interval)
+        and (settings.sources.nvml == "off" or 0 <= now - journal.get("nvml-time", 0) < settings.check.interval)
         and (
             settings.sources.dcgm == "off"
             or settings.dcgm.backend == "off"

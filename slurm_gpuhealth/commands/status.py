@@ -44,6 +44,7 @@ def gather(node: str, settings: Settings, journal: Journal) -> dict[str, Any]:
         last = dict(zip(("level", "outcome", "time"), row)) if row else None
         gpus.append({**gpu, "last_diagnostic": last, "state": _state(journal, gpu["uuid"])})
     hold = journal.get("hold")
+    last = journal.one("SELECT time, action, reason, result FROM decision ORDER BY id DESC LIMIT 1")
     # what stands, what waits, and the events that the hold is about
     now_true = "cleared IS NULL AND mode != 'old' AND severity != 'info' AND (standing OR acted IS NULL OR seen >= ?)"
     return {
@@ -57,6 +58,7 @@ def gather(node: str, settings: Settings, journal: Journal) -> dict[str, Any]:
         "sources": journal.get("sources", {}),
         "last_check": journal.get("checked"),
         "failure": journal.get("failure"),
+        "decision": dict(zip(("time", "action", "about", "result"), last)) if last else None,
     }
 
 
@@ -66,6 +68,9 @@ def show(facts: dict[str, Any]) -> None:
     click.echo(f"{facts['node']}: {facts['mode']} mode, {checked}, journal {facts['journal']}")
     hold = facts["hold"]
     click.echo(f"hold: {hold['reason']} ({common.ago(now, hold['since'])})" if hold else "hold: none")
+    if last := facts["decision"]:
+        result = f": {last['result']}" if last["result"] else ""
+        click.echo(f"last decision: {last['action']} {last['about']}{result} ({common.ago(now, last['time'])})")
     click.echo(f"jobs with GPUs: {', '.join(str(job['job']) for job in facts['jobs']) or 'none'}")
     common.table(
         ("GPU", "PCI", "UUID", "SERIAL", "STATE", "LAST DIAGNOSTIC"),

@@ -54,7 +54,7 @@ class Reason:
     fact: str
     """`Xid79`, `memory`, `asked`: at most 10 of letters, digits, `.`, `_` and `-`."""
     gpu: int | None
-    """Slurm's position of the GPU; None for the node as a whole (`GPU*`)."""
+    """NVML's index, as in nvidia-smi; None for the node as a whole (`GPU*`)."""
     rung: str
     state: str
     pci: str = ""

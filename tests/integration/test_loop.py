@@ -102,8 +102,8 @@ def test_an_admins_resume_while_the_condition_stands_is_an_ack(lab):
     job = lab.submit("true", gres="gpu:8", nodelist="n1")
     lab.wait(job, "COMPLETED")
     assert "acked" in lab.gpuhealth("n1", "status")
-    lab.inject("n1", "ecc", 5, "--gpu", 3)
-    assert "GPU3" in lab.until_reason("n1", "gpuhealth:")
+    lab.inject("n1", "row-remap-failed", "--gpu", 3)
+    assert "GPU3" in lab.until_reason("n1", "gpuhealth:remap-fail")
 
 
 def test_an_admins_drain_is_neither_overwritten_nor_extended_nor_resumed(lab):
@@ -281,3 +281,45 @@ def forget_passes(lab, node):
     with contextlib.closing(sqlite3.connect(lab.lab / "nodes" / node / "state/journal.db", timeout=10)) as db:
         db.execute("DELETE FROM diagnostic")
         db.commit()
+
+
+def test_no_node_of_a_job_starts_before_all_are_fit(lab):
+    lab.inject("n2", "xid", 79, "--gpu", 3)
+    forget_passes(lab, "n2")
+    job = lab.submit("echo ran on $SLURM_JOB_NODELIST", gres="gpu:8", nodes=2, exclude="n4")
+    lab.until_reason("n2", "gpuhealth:Xid79 GPU3")
+    lab.wait(job, "COMPLETED", 120)
+    assert lab.output(job) == "ran on n[1,3]\n"
+
+
+def test_low_bandwidth_beside_another_job_is_tested_again_when_the_node_is_idle(lab):
+    lab.inject("n1", "dcgm", "pcie", 30, "--gpu", 3, "--level", 2)
+    other = lab.submit("sleep 60", gres="gpu:1", nodelist="n1")
+    lab.wait(other, "RUNNING")
+    failed = lab.submit("exit 1", gres="gpu:7", nodelist="n1")
+    lab.wait(failed, "FAILED")
+    if not (mine := job_uuids(lab, "n1", failed)) >= {gpu_3(lab, "n1")}:
+        pytest.skip(f"Slurm gave GPU 3 to the other job: {mine}")
+    until(lambda: lab.rows("n1", "SELECT uuid FROM retest"), "a retest")
+    assert lab.state("n1").partition("+")[0] in ("MIXED", "IDLE")
+    assert "DRAIN" not in lab.state("n1")
+    lab.run("scancel", str(other))
+    assert lab.until_reason("n1", "gpuhealth:").startswith("gpuhealth:pcie GPU3 L2 fail")
+    assert lab.rows("n1", "SELECT uuid FROM retest") == []
+
+
+def test_cancelled_and_timed_out_jobs_are_told_apart_when_slurm_may_be_asked(lab):
+    lab.configure("[epilog]\nask_slurm = true\n")
+    cancelled = lab.submit("sleep 60", gres="gpu:1", nodelist="n1")
+    lab.wait(cancelled, "RUNNING")
+    lab.run("scancel", str(cancelled))
+    ended = "SELECT outcome FROM job WHERE job = ? AND ended IS NOT NULL"
+    assert until(lambda: lab.rows("n1", ended, cancelled), "the end") == [("cancelled",)]
+    late = lab.submit("sleep 300", gres="gpu:1", nodelist="n1")
+    lab.wait(late, "RUNNING")
+    lab.run("scontrol", "update", f"JobId={late}", "TimeLimit=0:01")
+    assert until(lambda: lab.rows("n1", ended, late), "the end", 120) == [("timeout",)]
+
+
+def gpu_3(lab, node):
+    return next(gpu["uuid"] for gpu in lab.journal(node, "gpus") if gpu["index"] == 3)

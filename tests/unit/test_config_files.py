@@ -64,7 +64,7 @@ class TestCache:
             flipped = blob[:40] + bytes([blob[40] ^ 1]) + blob[41:]
             cache.write_bytes({"cut": blob[:-9], "flip": flipped, "empty": b"", "zeros": bytes(len(blob))}[damage])
         elif damage == "writable":
-            lie = marshal.dumps((marshal.loads(blob[4:])[0], {"mode": "shadow"}))  # noqa: S302
+            lie = marshal.dumps((marshal.loads(blob[4:])[0], {"mode": "shadow"}))
             cache.write_bytes(zlib.crc32(lie).to_bytes(4, "big") + lie)
             cache.chmod(0o602)
         else:

@@ -80,6 +80,12 @@ def test_a_new_event_of_the_same_kind_is_not_covered_by_an_ack(journal):
     assert len(record.waiting(journal)) == 1
 
 
+def test_what_is_older_than_the_first_run_waits_for_nothing(journal):
+    keep(journal, replace(XID, details={"old": True}))
+    assert not record.waiting(journal)
+    assert journal.one("SELECT count(*) FROM finding WHERE severity = 'fault' AND acted IS NULL") == (0,)
+
+
 def test_an_event_is_given_to_the_job_that_held_the_gpu(journal):
     run_job(journal, 7, 1000, ["GPU-3"], NOW - 100, NOW - 2)
     run_job(journal, 8, 1001, ["GPU-4"], NOW - 100)
