@@ -43,6 +43,7 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
     if outcome == "nothing":
         outcome = _held_still(settings, journal, job.node, now)
     if outcome in act.OUT:
+        jobs.turned_away(journal, job.job_id)
         return move_on(settings, job)
     if outcome != "nothing":
         say(f"{job.node}: job {job.job_id} starts although the node is not fit ({outcome})", error=True)
@@ -74,7 +75,7 @@ def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, dead
     watch.source(settings, journal, "nvml", now, min(settings.nvml.timeout, deadline - time.monotonic()))
     others = {uuid for _, held in jobs.running(journal, but=job.job_id) for uuid in held}
     mine = [uuid for uuid in uuids if uuid not in others]
-    wanted = mine if outcome != "ok" else []
+    wanted = mine if outcome not in jobs.FINE else []
     _leftovers(settings, journal, job, mine, now, min(settings.nvml.timeout, deadline - time.monotonic()))
     retests = [] if others else [row[0] for row in journal.rows("SELECT uuid FROM retest")]
     refusal = _why_not(settings, journal, job, uuids, now)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.journal import Journal
     from slurm_gpuhealth.slurm.environment import Job
 
+FINE = ("ok", "launch", "moved", "cancelled", "requeued")
+"""Outcomes that say nothing against the node: it ended well, never ran here, or somebody wished it."""
+
 
 def started(journal: Journal, job: Job, uuids: Sequence[str], now: float) -> None:
     """Record that `job` has these GPUs from now on. A requeued job has a row for each of its runs."""
@@ -23,8 +26,8 @@ def started(journal: Journal, job: Job, uuids: Sequence[str], now: float) -> Non
     )
 
 
-def ended(journal: Journal, job: Job, outcome: str, now: float) -> None:
-    """Record how `job` ended as far as an epilog can know; also one whose prolog was not ours to see.
+def ended(journal: Journal, job: Job, outcome: str, now: float) -> str:
+    """Record how `job` ended as far as an epilog can know; also one whose prolog was not ours to see. The outcome kept.
 
     The epilog of a run that was requeued already tells the restart count of the next: so it is the open row that ends.
     """
@@ -34,10 +37,17 @@ def ended(journal: Journal, job: Job, outcome: str, now: float) -> None:
         "INSERT INTO job (job, restart, uid, user, nodes, gpus, started, ended, exit_code, signal, derived, outcome)"
         " VALUES (?, ?, ?, ?, ?, '', ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET ended = excluded.ended,"
         " exit_code = excluded.exit_code, signal = excluded.signal, derived = excluded.derived,"
-        " outcome = excluded.outcome",
+        " outcome = CASE outcome WHEN 'moved' THEN outcome ELSE excluded.outcome END",
         *(job.job_id, restart, _uid(job), job.user, job.num_nodes, now, now),
         *(job.exit_code, job.signal, job.derived_code << 8 | job.derived_signal, outcome),
     )
+    kept = journal.one("SELECT outcome FROM job WHERE job = ? AND restart = ?", job.job_id, restart)
+    return str(kept[0]) if kept else outcome
+
+
+def turned_away(journal: Journal, job_id: int) -> None:
+    """The prolog sent this job elsewhere: what its epilog will see here is no failure of the job."""
+    journal.write("UPDATE job SET outcome = 'moved' WHERE job = ? AND ended IS NULL", job_id)
 
 
 def running(journal: Journal, but: int = 0) -> list[tuple[int, list[str]]]:

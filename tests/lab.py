@@ -105,13 +105,14 @@ class Lab(Cluster):
             for gpu in scenario["gpus"]:  # new GPUs: a reboot does not heal a failed row remapping
                 gpu.pop("nvml", None)
                 gpu.pop("lost", None)
+            scenario["dcgm"]["faults"] = {}
             fakes.save(str(self.lab / "nodes" / node), scenario)
             self.inject(node, "reboot")
             for folder in ("state", "run"):
                 shutil.rmtree(self.lab / "nodes" / node / folder, ignore_errors=True)
             self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
         for node in sorted(self.touched):
-            until(lambda: self.state(node) == "IDLE" and self.journal(node, "checked"), f"{node} healed")  # noqa: B023
+            until(lambda: self.state(node) == "IDLE" and self.journal(node, "checked"), f"{node} healed", 90)  # noqa: B023
         self.touched.clear()
 
     def calls(self, node: str) -> list[str]:

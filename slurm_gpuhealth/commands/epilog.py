@@ -32,9 +32,8 @@ def epilog() -> int:
     outcome = environment.outcome(job)
     if outcome == "ok" and settings.epilog.ask_slurm:
         outcome = _ask(settings, job)
-    jobs.ended(journal, job, outcome, now)
-    # "launch": it never ran (a failed prolog, an output file that can't be opened); "cancelled": somebody's wish
-    if outcome not in ("ok", "launch", "cancelled", "requeued") or _retest_waits(journal, job):
+    outcome = jobs.ended(journal, job, outcome, now)
+    if outcome not in jobs.FINE or _retest_waits(journal, job):
         from slurm_gpuhealth import fitness, watch
 
         watch.kernel(settings, journal, now)

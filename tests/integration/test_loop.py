@@ -151,9 +151,11 @@ def test_a_job_that_may_not_be_requeued_is_moved_on_by_slurm_and_our_reason_stay
     forget_passes(lab, "n2")
     job = lab.submit("sleep 1", gres="gpu:8", nodelist="n2", no_requeue=True)
     lab.until_reason("n2", "gpuhealth:Xid79 GPU3")
-    state = lab.wait(job, {"CANCELLED", "PENDING", "COMPLETED"})
-    assert state != "COMPLETED"
+    assert lab.wait(job, {"CANCELLED", "FAILED", "PENDING", "COMPLETED"}) != "COMPLETED"
     assert lab.reason("n2").startswith("gpuhealth:Xid79 GPU3")
+    ended = "SELECT outcome FROM job WHERE job = ? AND ended IS NOT NULL"
+    assert until(lambda: lab.rows("n2", ended, job), "the end") == [("moved",)]
+    assert lab.rows("n2", "SELECT * FROM diagnostic WHERE level = 2") == []
 
 
 def test_over_budget_a_node_is_not_drained_and_its_job_starts(lab):
@@ -223,7 +225,7 @@ def test_a_driver_that_hangs_does_not_hold_up_the_job(lab, how):
     lab.wait(job, "COMPLETED")
     if how == "hang":
         assert lab.state("n1") == "IDLE"
-        assert "nvml:timeout" in lab.gpuhealth("n1", "findings")
+        until(lambda: "nvml:timeout" in lab.gpuhealth("n1", "findings"), "the finding")
     else:
         lab.until_reason("n1", "gpuhealth:hung GPU*")
     lab.inject("n1", "clear")
@@ -312,6 +314,7 @@ def test_cancelled_and_timed_out_jobs_are_told_apart_when_slurm_may_be_asked(lab
     lab.configure("[epilog]\nask_slurm = true\n")
     cancelled = lab.submit("sleep 60", gres="gpu:1", nodelist="n1")
     lab.wait(cancelled, "RUNNING")
+    time.sleep(1)
     lab.run("scancel", str(cancelled))
     ended = "SELECT outcome FROM job WHERE job = ? AND ended IS NOT NULL"
     assert until(lambda: lab.rows("n1", ended, cancelled), "the end") == [("cancelled",)]

@@ -1,0 +1,66 @@
+from slurm_gpuhealth import identity
+from slurm_gpuhealth.journal import open_journal
+from slurm_gpuhealth.settings import Paths, Settings
+from slurm_gpuhealth.slurm.environment import Job
+from tests.fakes.node import load, make_node
+
+
+def node(tmp_path):
+    make_node(str(tmp_path / "n1"), "n1")
+    home = tmp_path / "n1"
+    paths = Paths(state=str(home / "state"), run=str(home / "run"), proc=str(home / "proc"), sys=str(home / "sys"))
+    settings = Settings(paths=paths)
+    return settings, open_journal(paths), load(str(home))
+
+
+def offer(monkeypatch, scenario, files=None):
+    cards = sorted(scenario["gpus"], key=lambda gpu: gpu["gres"])
+    positions = files or tuple((f"/dev/nvidia{gpu['minor']}",) for gpu in cards)
+    monkeypatch.setattr("slurm_gpuhealth.slurm.control.gres_map", lambda slurm, name: positions)
+
+
+def test_slurms_number_is_neither_the_minor_nor_nvmls_index_nor_dcgms(tmp_path, monkeypatch):
+    settings, journal, scenario = node(tmp_path)
+    offer(monkeypatch, scenario)
+    assert identity.learn(settings, journal, "n1") == ""
+    for gpu in scenario["gpus"]:
+        assert identity.of_job(settings, journal, Job(1, "n1", gpus=(gpu["gres"],))) == [gpu["uuid"]]
+    orders = {key: [gpu[key] for gpu in scenario["gpus"]] for key in ("index", "minor", "gres")}
+    assert len({tuple(order) for order in orders.values()}) == 3
+
+
+def test_a_reboot_makes_the_map_unknown_again(tmp_path, monkeypatch):
+    settings, journal, scenario = node(tmp_path)
+    offer(monkeypatch, scenario)
+    identity.learn(settings, journal, "n1")
+    (tmp_path / "n1/proc/sys/kernel/random/boot_id").write_text("another\n")
+    assert identity.of_job(settings, journal, Job(1, "n1", gpus=(0,))) is None
+
+
+def test_a_gpu_that_the_driver_does_not_know_makes_the_whole_job_unknown(tmp_path, monkeypatch):
+    settings, journal, scenario = node(tmp_path)
+    offer(monkeypatch, scenario, files=(("/dev/nvidia0",), ("/dev/nvidia17",), ()))
+    identity.learn(settings, journal, "n1")
+    assert identity.of_job(settings, journal, Job(1, "n1", gpus=(0,))) is not None
+    assert identity.of_job(settings, journal, Job(1, "n1", gpus=(0, 1))) is None
+    assert identity.of_job(settings, journal, Job(1, "n1", gpus=(2,))) is None
+    assert identity.of_job(settings, journal, Job(1, "n1", gpus=(9,))) is None
+
+
+def test_names_need_no_map_and_slices_of_a_gpu_have_none(tmp_path):
+    settings, journal, _ = node(tmp_path)
+    assert identity.of_job(settings, journal, Job(1, "n1", gpu_names=("GPU-1",))) == ["GPU-1"]
+    assert identity.of_job(settings, journal, Job(1, "n1", gpu_names=("GPU-1", "MIG-2"))) is None
+
+
+def test_without_slurms_list_the_whole_node_stands_for_the_job(tmp_path, monkeypatch):
+    from slurm_gpuhealth.slurm import control
+
+    def silent(slurm, name):
+        raise control.ControllerDown("slurmd -G: no answer in 10 s")
+
+    settings, journal, scenario = node(tmp_path)
+    monkeypatch.setattr("slurm_gpuhealth.slurm.control.gres_map", silent)
+    assert "no answer" in identity.learn(settings, journal, "n1")
+    assert identity.of_job(settings, journal, Job(1, "n1", gpus=(0,))) is None
+    assert set(identity.everything(journal)) == {gpu["uuid"] for gpu in scenario["gpus"]}
