@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
+KEY = re.compile(r'"(?:DCGM Diagnostic|DCGM GPU Diagnostic|iterations)"\s*:')
 SOFTWARE = "software"
 OLD_NAMES = {"gpu_memory": "memory", "eud_test": "eud", "cpu_eud_test": "cpu_eud"}
 TRIES = 64
-"""How many `{` we look behind for a document before we say that there is none."""
+"""How many `{` before a document's first key we try as its beginning."""
 LONGEST = 512
 """DCGM's own limit on a message."""
 
@@ -36,6 +37,8 @@ class Warned:
 
     id: int | None
     text: str
+    severity: int | None = None
+    """DCGM's number for its class: by itself it means nothing, as 3.3.1 numbered the classes anew."""
 
 
 @frozen
@@ -102,18 +105,22 @@ def read(text: str) -> Reading:
 
 
 def _document(text: str) -> tuple[dict[str, Any] | None, int]:
-    """The first JSON object with one of DCGM's keys, and where it starts (NVML's noise before it may hold braces)."""
+    """The object that DCGM's first key stands in, and where it starts: what comes before may hold braces.
+
+    Only the first key's: of a document that is cut short the parts inside may be whole, and all that passed.
+    """
     decoder = json.JSONDecoder()
-    start = -1
+    key = KEY.search(text)
+    start = key.start() if key else 0
     for _ in range(TRIES):
-        start = text.find("{", start + 1)
+        start = text.rfind("{", 0, start)
         if start < 0:
             break
         try:
             value, _end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict) and any(key in value for key in (*ROOTS, "iterations")):
+        if isinstance(value, dict) and any(name in value for name in (*ROOTS, "iterations")):
             return value, start
     return None, 0
 
@@ -137,10 +144,10 @@ def _tests(body: dict[str, Any]) -> Iterator[Test]:
 def _test(name: str, results: tuple[Result, ...], summary: dict[str, Any]) -> Test:
     """The summary repeats every entity's warnings: what is left without those is the node's own."""
     left = list(_warnings(summary.get("warnings")))
-    for result in results:
-        for warning in result.warnings:
-            if warning in left:
-                left.remove(warning)
+    for own in (warning for result in results for warning in result.warnings):
+        same = next((warning for warning in left if (warning.id, warning.text) == (own.id, own.text)), None)
+        if same:
+            left.remove(same)
     return Test(name, results, _status(summary), tuple(left))
 
 
@@ -156,7 +163,8 @@ def _warnings(value: Any) -> Iterator[Warned]:
     """v4: objects with "warning"; v3's Deployment writes its text under "warnings"; v2 has a bare string."""
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, dict):
-            yield Warned(_int(one.get("error_id")), line(one.get("warning") or one.get("warnings")))
+            text = line(one.get("warning") or one.get("warnings"))
+            yield Warned(_int(one.get("error_id")), text, _int(one.get("error_severity")))
         elif isinstance(one, str) and one.strip():
             yield Warned(None, line(one))
 
@@ -167,12 +175,12 @@ def _serials(document: dict[str, Any], body: dict[str, Any]) -> Iterator[tuple[i
         if (_text(group.get("entity_group")) or "").upper() == "GPU":
             for entity in map(_dict, _list(group.get("entities"))):
                 number = _int(entity.get("entity_id"))
-                if number is not None:
+                if number is not None and number >= 0:
                     yield number, _serial(entity.get("serial_num"))
     for holder in (document, body):
         for key, value in _dict(holder.get("GPU Device Serials")).items():
             number = _int(key)
-            if number is not None:
+            if number is not None and number >= 0:
                 yield number, _serial(value)
 
 

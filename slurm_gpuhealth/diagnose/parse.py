@@ -38,6 +38,8 @@ FAILED = {"fail", "warn"}
 RAN = {"pass", *FAILED}
 ISOLATE_EXIT = 205
 """dcgmi's exit code for: at least one error of class ISOLATE."""
+NEW_CODES = {1: "MONITOR", 2: "ISOLATE", 4: "TRIAGE", 5: "CONFIG", 6: "RESET"}
+"""DCGM's numbers for its classes since 3.3.1."""
 NODE_REBOOT = 126
 """The one error code whose cure is neither a test nor a reset: GPU_RECOVERY_REBOOT."""
 
@@ -87,7 +89,7 @@ def _judge(
     trouble = _trouble(reading, exit_code, errors, outcome)
     if trouble:
         outcome = _worst([outcome, "tool-error"])
-    if not errors and outcome == "pass" and not known and level != 1:
+    if not errors and outcome == "pass" and not known and not any(map(_of_all, reading.tests)):
         outcome, trouble = "not-testable", "no GPU in the document"
     untested = {gpu: _untested(gpu, reading, asked) for gpu in known}
     if any(untested.values()):
@@ -165,10 +167,15 @@ def _blame(test: Test, result: Result, known: Collection[int]) -> Iterable[tuple
 
 
 def _error(test: Test, warned: Warned, reading: Reading, entity: str = "") -> Error:
-    cls = catalogue.class_of(warned.id, _speaking(reading))
+    cls = _known(catalogue.class_of(warned.id, _speaking(reading)), warned, reading)
     cls = reading.unclassified if cls == "UNKNOWN" else cls
     text = warned.text or catalogue.summary(warned.id) or "no text"
     return Error(test.name, warned.id, catalogue.name(warned.id), cls, f"{entity}: {text}" if entity else text)
+
+
+def _known(cls: str, warned: Warned, reading: Reading) -> str:
+    """`cls`, or, for a code of a DCGM newer than our table, the class that its document (4 and later) gives it."""
+    return NEW_CODES.get(warned.severity or 0, cls) if cls == "UNKNOWN" and not reading.old else cls
 
 
 def _speaking(reading: Reading) -> str | None:
@@ -217,7 +224,8 @@ def _trouble(reading: Reading, exit_code: int | None, errors: Sequence[Error], o
 def _explained(reading: Reading) -> bool:
     warnings = [warned for test in reading.tests for result in test.results for warned in result.warnings]
     warnings += [warned for test in reading.tests for warned in test.warnings]
-    return any(catalogue.dcgm_class(warned.id, _speaking(reading)) == "ISOLATE" for warned in warnings)
+    classes = (_known(catalogue.dcgm_class(one.id, _speaking(reading)), one, reading) for one in warnings)
+    return "ISOLATE" in classes
 
 
 def _next(errors: Sequence[Error], level: int | None) -> str:
@@ -250,6 +258,11 @@ def _message(
         gone = [f"GPU {gpu}: {why}" for gpu, why in untested.items() if why]
         return "; ".join(gone) or f"{', '.join(odd)} did not run: is its package installed?"
     return f"{', '.join(test.name for test in tests)} passed on {len(gpus)} GPU{'s'[: len(gpus) != 1]}"
+
+
+def _of_all(test: Test) -> bool:
+    """Whether it passed on all GPUs without naming one: v3's level 1, and its "Pass - All"."""
+    return any(result.status == "pass" and result.gpu is None and not result.entity for result in test.results)
 
 
 def _seen(tests: Sequence[Test]) -> set[int]:

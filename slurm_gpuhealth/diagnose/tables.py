@@ -31,12 +31,19 @@ class _Rows:
         self.messages: list[tuple[int | None, str]] = []
 
     def test(self) -> Test:
-        texts = [(gpu, Warned(None, line(text))) for gpu, text in self.messages]
+        texts = [(self._owner(gpu, text), Warned(None, line(text))) for gpu, text in self.messages]
         results = tuple(Result(gpu, s, tuple(w for g, w in texts if g == gpu)) for gpu, s in self.status.items())
         own = tuple(w for g, w in texts if g not in self.status)
         if not results and self.summary:  # "Pass - All" and the level 1 checks of v3 name no GPU
             return Test(self.name, (Result(None, self.summary, own),))
         return Test(self.name, results, self.summary, own)
+
+    def _owner(self, gpu: int | None, text: str) -> int | None:
+        """v3 tells a warning's GPU in its text, or only by which one failed."""
+        failed = [n for n, status in self.status.items() if status != "pass"]
+        named = re.findall(r"\bGPU ?(\d{1,4})\b", text)
+        told = [int(n) for n in dict.fromkeys(named) if int(n) in failed] or failed
+        return told[0] if gpu is None and len(told) == 1 else gpu
 
 
 def read(text: str) -> Reading | None:

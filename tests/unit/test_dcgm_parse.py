@@ -68,9 +68,21 @@ def test_the_class_is_that_of_the_version_that_spoke(version, code, cls, outcome
     assert (errors(diagnosis), diagnosis.outcome) == ({0: [("memory", code, cls)]}, outcome)
 
 
-def test_a_code_that_nobody_knows_is_a_warning():
-    diagnosis = parse(v4(check("memory", result(0, "Fail", warning(4711, severity=2)))), 226)
-    assert (diagnosis.outcome, errors(diagnosis)) == ("warn", {0: [("memory", 4711, "UNKNOWN")]})
+@pytest.mark.parametrize(
+    ("severity", "cls", "outcome"),
+    [
+        *((number, "UNKNOWN", "warn") for number in (None, 0, 3, 99)),
+        *((1, "MONITOR", "warn"), (4, "TRIAGE", "fail"), (5, "CONFIG", "config"), ("6", "RESET", "fail")),
+    ],
+)
+def test_a_code_newer_than_our_table_has_the_class_that_its_document_gives(severity, cls, outcome):
+    diagnosis = parse(v4(check("memory", result(0, "Fail", warning(4711, severity=severity)))), 226)
+    assert (diagnosis.outcome, errors(diagnosis)) == (outcome, {0: [("memory", 4711, cls)]})
+
+
+def test_in_a_document_of_the_old_form_the_number_of_a_class_says_nothing():
+    failed = {"gpu_id": "0", "status": "Fail", "warnings": [warning(4711, severity=2)]}
+    assert parse(v3([], [("GPU Memory", [failed])]), 226).outcome == "warn"
 
 
 def test_a_code_that_nobody_knows_is_hardware_where_dcgm_says_isolate_and_nothing_else_explains_it():
@@ -228,6 +240,40 @@ def test_an_old_table_names_its_gpus_in_groups():
     diagnosis = parse("Successfully ran diagnostic for group.\n" + rule + head + "\n".join(rows) + "\n" + rule, 226)
     assert diagnosis.outcome == "warn"
     assert {gpu.entity_id for gpu in diagnosis.gpus} == {0, 1, 2}
+
+
+def table(*cells):
+    head = (
+        f"| {'Diagnostic':<25} | {'Result':<46} |\n+===========================+====+\n|-----  {section}  -----+---|\n"
+    )
+    return head + "".join(f"| {name:<25} | {cell:<46} |\n" for name, cell in cells)
+
+
+def test_a_table_that_passed_on_all_gpus_is_a_pass_though_it_names_none():
+    assert parse(table(("PCIe", "Pass - All"), ("GPU Memory", "Pass - All")), 0).outcome == "pass"
+    assert parse(table(("PCIe", "Skip - All")), 0).outcome == "not-testable"
+
+
+@pytest.mark.parametrize("text", ["GPU 1 is too slow", "too slow", "GPU 7 is too slow"])
+def test_a_warning_in_the_old_table_belongs_to_the_gpu_that_failed(text):
+    diagnosis = parse(table(("PCIe", "Pass - GPUs: 0, 2"), ("", "Fail - GPU: 1"), ("Warning", text)), 205)
+    assert errors(diagnosis) == {1: [("pcie", None, "ISOLATE")]}
+
+
+def test_a_warning_in_the_old_table_that_fits_no_gpu_stays_with_the_node():
+    diagnosis = parse(table(("PCIe", "Fail - GPUs: 1, 2"), ("Warning", "too slow")), 226)
+    assert (errors(diagnosis), diagnosis.outcome) == ({}, "warn")
+
+
+def test_pages_of_text_with_braces_may_stand_before_the_document():
+    failed = v4(check("memory", result(0, "Fail", warning(52))))
+    assert parse("NVML {warns} of {something\n" * 500 + failed, 205).outcome == "fail"
+
+
+def test_iterations_cut_short_are_no_pass():
+    whole = json.dumps({"Overall Result": "Pass", "iterations": [json.loads(v4(SOFT))] * 2})
+    assert parse(whole).outcome == "pass"
+    assert {parse(whole[:end]).outcome for end in range(len(whole))} == {"tool-error"}
 
 
 def test_an_exit_code_that_the_document_does_not_explain_is_no_pass():
