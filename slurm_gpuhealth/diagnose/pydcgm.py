@@ -133,7 +133,12 @@ def _result(result: Any, errors: Sequence[Any]) -> dict[str, Any]:
 
 
 def _warnings(errors: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    return ({"warning": _str(error.msg), "error_id": int(error.code)} for error in errors)
+    for error in errors:
+        yield {
+            "warning": _str(error.msg),
+            "error_id": int(error.code),
+            "error_severity": getattr(error, "severity", None),
+        }
 
 
 def _group(entity: Any) -> str:

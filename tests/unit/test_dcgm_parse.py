@@ -243,9 +243,7 @@ def test_an_old_table_names_its_gpus_in_groups():
 
 
 def table(*cells):
-    head = (
-        f"| {'Diagnostic':<25} | {'Result':<46} |\n+===========================+====+\n|-----  {section}  -----+---|\n"
-    )
+    head = f"| {'Diagnostic':<25} | {'Result':<46} |\n+===========================+====+\n"
     return head + "".join(f"| {name:<25} | {cell:<46} |\n" for name, cell in cells)
 
 
