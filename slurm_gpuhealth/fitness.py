@@ -25,7 +25,7 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
     now = time.time()
     uuids = _gpus(settings, journal, job)
     if not 0 <= now - journal.get("nvml-time", 0) < settings.check.interval:
-        watch.source(settings, journal, "nvml", now, min(settings.nvml.timeout, deadline - time.monotonic()))
+        watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
     tested = diagnostic.run_level(
         *(settings, journal, "prolog", 1, uuids), deadline=deadline, reuse=settings.prolog.reuse_pass, everything=True
     )
@@ -60,8 +60,10 @@ def move_on(settings: Settings, job: Job) -> int:
     try:
         known = control.show_job(settings.slurm, job.job_id)
         flags = ",".join(control.config(settings.slurm).get("PrologFlags", ())) if known.num_nodes > 1 else "DeferBatch"
-        if known.batch and known.requeue and "deferbatch" in flags.lower():
-            control.requeue(settings.slurm, job.job_id)
+        if known.batch and "deferbatch" in flags.lower():
+            # One of --no-requeue, too: nothing of it ran. By exit code Slurm 22.05 would fail it, and slurmd go on
+            # reporting the prolog's failure every 15 s: the node is drained again as often as an admin resumes it.
+            control.requeue(settings.slurm, job.job_id, forced=not known.requeue)
             return 0
     except control.SlurmError as error:
         say(f"job {job.job_id}: not requeued ({error}); Slurm moves it on")
@@ -72,11 +74,11 @@ def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, dead
     """The epilog of a failed job, or of any when a retest waits: evidence, level 2 on its GPUs, and what follows."""
     now = time.time()
     uuids = _gpus(settings, journal, job)
-    watch.source(settings, journal, "nvml", now, min(settings.nvml.timeout, deadline - time.monotonic()))
+    watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
     others = {uuid for _, held in jobs.running(journal, but=job.job_id) for uuid in held}
     mine = [uuid for uuid in uuids if uuid not in others]
     wanted = mine if outcome not in jobs.FINE else []
-    _leftovers(settings, journal, job, mine, now, min(settings.nvml.timeout, deadline - time.monotonic()))
+    _leftovers(settings, journal, job, mine, now, deadline - time.monotonic())
     retests = [] if others else [row[0] for row in journal.rows("SELECT uuid FROM retest")]
     refusal = _why_not(settings, journal, job, uuids, now)
     if refusal:
@@ -103,6 +105,7 @@ def _leftovers(
     from slurm_gpuhealth.evidence import leftovers
 
     boot = watch.boot_id(settings)
+    timeout = min(timeout, settings.nvml.timeout)
     probed = watch.guarded(journal, "nvml", boot, lambda: leftovers.read(settings, uuids, timeout))
     if probed is None or not probed.value:
         return

@@ -114,6 +114,7 @@ def _nvml(settings: Settings, journal: Journal, now: float, timeout: float) -> t
     from slurm_gpuhealth.evidence import nvml
 
     baseline, boot = journal.get("nvml-baseline", {}), boot_id(settings)
+    timeout = min(timeout, settings.nvml.timeout)
     full = journal.get("nvml-boot") != boot  # the first of a boot also reads what does not change: VBIOS, limits
     probed = guarded(journal, "nvml", boot, lambda: nvml.read(settings, timeout=timeout, full=full, baseline=baseline))
     if probed is None:

@@ -72,7 +72,7 @@ def _first_of_boot(settings: Settings, journal: Journal, node: str, now: float, 
 
     identity.learn(settings, journal, node)
     journal.put("sources", {})  # whatever its interval, every source is read now
-    watch.source(settings, journal, "nvml", now, settings.nvml.timeout)
+    watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
     diagnostic.run_level(
         *(settings, journal, "check", 1, identity.everything(journal)),
         deadline=deadline - 5,

@@ -146,16 +146,25 @@ def test_level_2_after_a_failed_job_drains_the_node_with_the_test_and_the_gpu(la
     assert f"job={failed} next=L3" in reason
 
 
-def test_a_job_that_may_not_be_requeued_is_moved_on_by_slurm_and_our_reason_stays(lab):
+def test_a_job_that_is_not_to_be_requeued_is_not_lost_either(lab):
     lab.inject("n2", "xid", 79, "--gpu", 3)
-    forget_passes(lab, "n2")
-    job = lab.submit("sleep 1", gres="gpu:8", nodelist="n2", no_requeue=True)
+    job = lab.submit("echo ran on $SLURMD_NODENAME", gres="gpu:8", exclude="n1,n3", no_requeue=True)
     lab.until_reason("n2", "gpuhealth:Xid79 GPU3")
-    assert lab.wait(job, {"CANCELLED", "FAILED", "PENDING", "COMPLETED"}) != "COMPLETED"
-    assert lab.reason("n2").startswith("gpuhealth:Xid79 GPU3")
+    lab.wait(job, "COMPLETED", 120)
+    assert (lab.output(job), lab.job(job)["Requeue"]) == ("ran on n4\n", "0")
     ended = "SELECT outcome FROM job WHERE job = ? AND ended IS NOT NULL"
-    assert until(lambda: lab.rows("n2", ended, job), "the end") == [("moved",)]
+    assert lab.rows("n2", ended, job) == [("moved",)]
     assert lab.rows("n2", "SELECT * FROM diagnostic WHERE level = 2") == []
+
+
+def test_a_job_that_is_no_batch_job_is_moved_on_by_slurm_and_our_reason_stays(lab):
+    lab.inject("n2", "xid", 79, "--gpu", 3)
+    said = lab.run("srun", "-w", "n2", "--gres=gpu:8", "hostname", check=False)
+    assert said == ""
+    assert lab.until_reason("n2", "gpuhealth:").startswith("gpuhealth:Xid79 GPU3")
+    lab.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    time.sleep(20)
+    assert "Prolog error" not in lab.reason("n2")
 
 
 def test_over_budget_a_node_is_not_drained_and_its_job_starts(lab):

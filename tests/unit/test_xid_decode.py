@@ -16,6 +16,9 @@ from slurm_gpuhealth.xid.event import KEYS, Event, printed
 CORPUS = os.path.join(os.path.dirname(__file__), "../corpus/kernel_lines.jsonl")
 KINDS = {"fallen_off_bus_no_xid": "fallen_off_bus", "fabricmanager_log": "sxid", "segfault": None}
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
+GONE = """NVRM: The NVIDIA GPU 0000:ec:00.0
+NVRM: (PCI ID: 10de:26b5) installed in this system has
+NVRM: fallen off the bus and is not responding to commands."""
 
 
 def samples() -> list[dict]:
@@ -94,11 +97,26 @@ def test_all_samples_in_one_file_keep_their_line_numbers() -> None:
         "kernel: ",
         "4,2310,1843308145,-;",
         "4,2310,1843308145,-,caller=T1946;",
+        "\x1b[32m[ 1843.308145] \x1b[0m\x1b[33m",
+        "\ufeff[ 1843.308145] ",
+        "<4>1 2025-01-25T10:34:54.859532+00:00 node1 kernel - - - ",
+        '<4>1 2025-01-25T10:34:54.859532Z node1 kernel - - [meta sequenceId="1"] [ 1843.308145] ',
+        "Aug 30 11:43:09 node1 kernel: <4>[ 1843.308145] ",
+        "10.0.0.5: kern: warning: [2026-04-22T21:27:51.291660856Z]: ",
     ],
 )
 def test_the_same_line_is_read_behind_every_stamp(stamp: str) -> None:
     event = one(stamp + XID)
     assert (event.code, event.pci, event.pid, event.process) == (79, "0000:3b:00", 1234, "python3")
+
+
+def test_a_journals_json_is_read_where_the_kernel_wrote_it() -> None:
+    record = {"_TRANSPORT": "kernel", "MESSAGE": XID, "PRIORITY": "4"}
+    assert one(json.dumps(record)).code == 79
+    assert one(json.dumps({**record, "MESSAGE": GONE})).pci == "0000:ec:00"
+    for other in ({"_TRANSPORT": "syslog"}, {"MESSAGE": [78, 86]}, {"MESSAGE": None}, {"MESSAGE": f"x\n{XID}"}):
+        assert list(decode([json.dumps({**record, **other})])) == []
+    assert list(decode(['{"MESSAGE":', "{" * 9999, XID[:0]])) == []
 
 
 @pytest.mark.parametrize(
@@ -137,6 +155,21 @@ def test_the_same_line_is_read_behind_every_stamp(stamp: str) -> None:
             "NVRM: Rate limiting GSP RPC error prints for GPU at PCI:0000:61:00 (printing 1 of every 30).",
             {"word": "rate-limit", "pci": "0000:61:00"},
         ),
+        (
+            "NVRM: Xid (PCI:...): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 11 (...)",
+            {"pci": None, "fatal": False, "link": 11},
+        ),
+        ("NVRM: Xid (PCI:0000:01:00): 144, SAW_MVB Fatal XC0 i0", {"fatal": True, "link": None, "action": "RESET_GPU"}),
+        ("pcieport 0000:00:01.0: DPC: ERR_FATAL detected", {"kind": "aer", "fatal": True}),
+        (
+            "pcieport 0000:00:01.0: DPC: containment event, status:0x1f05, ERR_FATAL received from 0000:02:00.0",
+            {"kind": "aer", "fatal": True},
+        ),
+        ("pcieport 0000:00:01.0: DPC: RP PIO error detected", {"kind": "aer", "word": "uncorrected"}),
+        ("pcieport 0000:00:02.0: broadcast error_detected message", {"kind": "aer", "word": "detail"}),
+        ("pcieport 0000:00:02.0: Root Port link has been reset", {"kind": "aer", "word": "detail"}),
+        ("nvidia 0000:3b:00.0: aer_status: 0x00100000, aer_mask: 0x00000000", {"kind": "aer", "word": "detail"}),
+        ("mlx5_core 0000:9c:00.1 ens1f1: TX timeout detected", {"kind": "mlx5", "word": "other"}),
         ("mlx5_core 0000:9c:00.1 ens1f1: Link down", {"kind": "mlx5", "word": "link-down", "pci": "0000:9c:00.1"}),
     ],
 )
@@ -167,6 +200,8 @@ def test_forms_of_the_drivers(line: str, wanted: dict) -> None:
         "[ 1.0] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05",
         "[ 1.0] NVRM: Xid (PCI:0000:66:00): abc, pid=2280636",
         "[ 1.0] pcieport 0000:00:1c.0: AER: enabled with IRQ 122",
+        "[ 1.0] pcieport 0000:00:1c.0: DPC: enabled with IRQ 122",
+        "[ 1.0] pcieport 0000:00:1c.0: DPC: error containment capabilities: Int Msg #0, RPExt+ PoisonedTLP+ SwTrigger+",
         "[ 1.0] mlx5_core 0000:9c:00.0: firmware version: 20.26.4012",
     ],
 )
@@ -256,6 +291,7 @@ def test_154_is_read_by_its_words_not_its_numbers(words: str, action: str) -> No
         (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x00000000 0x0)", "hardware", "IGNORE"),
         (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x016415c6 0x00000000 0x0)", "driver", "RESET_GPU"),
         (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x004505c6, 0x00000000)", "hardware", "RESET_GPU"),
+        (149, "NETIR Fatal XC0 i0 Link -1 (0x000fe406 0x00000000 0x0)", "hardware", "RESET_GPU"),
         (144, "SAW_MVB Nonfatal XC0 i0 Link 0 (0x00000001 0x00000008 0x0)", "hardware", "IGNORE"),
         (144, "SAW_MVB Fatal XC0 i0 Link 0 (0x00000021 0x00000002 0x0)", "hardware", "RESET_GPU"),
         (145, "RLW_CTRL Nonfatal XC0 i0 Link 0 (0x00000062 0x80000000 0x0)", "driver", "IGNORE"),
@@ -305,6 +341,7 @@ def test_no_text_breaks_the_decoder(lines: list[str]) -> None:
         "mlx5_core 0000:3b:00.0: " + "command " * 10000,
         "[" * 20000,
         "nv-fabricmanager: " + "[a] " * 10000,
+        "NVRM: Xid (PCI:0000:3b:00): 31, " + "ENGINE x faulted @ 1" * 5000,
     ],
 )
 def test_a_long_hostile_line_costs_no_time(stamp: str, text: str) -> None:
