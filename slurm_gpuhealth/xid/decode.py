@@ -9,6 +9,7 @@ what a program logged under another name than `kernel` is not read, nor is anyth
 
 from __future__ import annotations
 
+import json
 import re
 
 from slurm_gpuhealth.frozen import replace
@@ -40,12 +41,15 @@ STAMP = re.compile(
     # syslog and journalctl: a date in any language, `jan. 29`, `29 janv.`, ` 1月 29`, `Fri 2024-08-30`
     + rf"|(?:\S{{1,12}}\s+){{0,3}}{CLOCK}(?:\s\d{{4}})?(?:\s[A-Z]{{2,5}})?\s+{HOST}"
     + rf"|\d{{9,}}\.\d+\s+{HOST}"  # journalctl -o short-unix
+    + r"|1 \d{4}-\S{10,40} \S+ kernel \S+ \S+ (?:-|\[[^\]]*\]) "  # RFC 5424
+    + r"|\S{1,80}: kern: +\w+: \[[^\]\[]{4,60}\]: "  # talosctl dmesg
     + rf"|{HOST})?"
-    + r"(?:"
+    + r"(?:<[0-7]>)?(?:"
     + RING.format("inner")
     + r")?(?:\[\s*[TC]\d+\]\s*)?"  # a second stamp after `kernel:`; the caller's task or CPU
 )
 # The one message that the driver prints over several lines: its newlines come escaped, or as lines of their own.
+COLOUR = re.compile(r"\x1b\[[\d;]{0,16}m|^\ufeff")  # dmesg --color; a byte order mark
 NEWLINE = re.compile(r"\\x0a|#012|\n\s*")
 
 
@@ -78,7 +82,9 @@ def _messages(lines: Iterable[str]) -> Iterator[tuple[int, str, float | None, bo
     """Number, text without its stamp, uptime and "from /dev/kmsg" of every line that the kernel may have written."""
     stamped = False
     for number, line in enumerate(lines, 1):
-        line = line[:LENGTH].rstrip("\r\n")
+        line = _journal(line) if line.startswith("{") else line[:LENGTH].rstrip("\r\n")
+        if "\x1b" in line or line[:1] == "\ufeff":
+            line = COLOUR.sub("", line)
         record = KMSG.match(line)
         if record:
             stamped = True
@@ -98,6 +104,16 @@ def _messages(lines: Iterable[str]) -> Iterator[tuple[int, str, float | None, bo
             stamped = stamp.end() > 0
         seconds = stamp["ring"] or stamp["inner"]
         yield number, text, float(seconds) if seconds else None, False
+
+
+def _journal(line: str) -> str:
+    """The message of a record of `journalctl -o json` that the kernel wrote; empty for any other."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return ""
+    message = record.get("MESSAGE") if record.get("_TRANSPORT") == "kernel" else None
+    return message[:LENGTH] if isinstance(message, str) else ""
 
 
 def _join(event: Event, part: Event) -> Event | None:

@@ -32,10 +32,10 @@ MESSAGE = re.compile(
     r"|[0-9a-f]{8}\b|[A-Z_0-9/]+ (?:Non-?f|F)atal|errorString|intr|engmask|caused by|$"
 )
 PREVIOUS = re.compile(r"caused by previous Xid (\d+)\s*$")
-LINK = re.compile(r"\b[Ll]ink (\d+)")
+LINK = re.compile(r"\b[Ll]ink (-?\d+)")
 DETAILS = (
     re.compile(r"\(GPC (?P<gpc>\d+), TPC (?P<tpc>\d+)(?:, SM (?P<sm>\d+))?\)"),
-    re.compile(r"ENGINE (?P<engine>\w+).*? faulted @ (?P<address>\w+).*? of type (?P<fault>FAULT_\w+)"),
+    re.compile(r"ENGINE (?P<engine>\w+).{0,60}? faulted @ (?P<address>\w+).{0,20}? of type (?P<fault>FAULT_\w+)"),
 )
 NVLINK_XIDS = frozenset((74, 136, 137, *range(144, 151), 155))
 SXID = re.compile(r"nvidia-nvswitch(\d+): SXid \((?:PCI:)?([^)]{0,40})\): (\d{1,6})(?:, ?(.*))?$", re.S)
@@ -55,12 +55,14 @@ SEVERITY = r"(?:Un)?correct\w+(?: \((?:Non-)?Fatal\))?"
 AER_HEAD = re.compile(
     rf"AER: (?:Multiple )?(?P<severity>{SEVERITY}) error (?:message )?received(?P<rest>.*)"
     rf"|(?:AER: )?PCIe Bus Error: severity=(?P<bus>{SEVERITY})(?:, type=(?P<layer>[\w ]+))?"
-    r"|DPC: (?P<dpc>containment event|unmasked uncorrectable)",
+    r"|DPC: (?P<dpc>containment event|\w[\w ]{0,30} detected).*",
     re.I | re.S,
 )
 AER_PART = re.compile(
     r"(?:AER: +)?(?:device \[(?P<device>[0-9a-f:]{9})\] error status/mask=(?P<status>[0-9a-f]+)/(?P<mask>[0-9a-f]+)"
-    r"|\[ ?(?P<bit>\d\d?)\] (?P<name>[^(]*)(?P<first>\(First\))?|device has no AER-aware driver|TLP Header:)"
+    r"|\[ ?(?P<bit>\d\d?)\] (?P<name>[^(]*)(?P<first>\(First\))?|device has no AER-aware driver|TLP Header:"
+    # what the kernel says without "AER: ": before 4.20, and where the firmware reports the error (APEI)
+    r"|aer_\w+[:=]|Error of this Agent|can't find device of ID|broadcast \w+ message|Root Port link has been reset)"
     r"|AER:(?! enabled with IRQ)",
     re.I,
 )
@@ -110,13 +112,14 @@ def _xid(text: str, line: int, uptime: float | None) -> Event | None:
     pid, process, message = _process(message)
     instance = MIG.search(where)
     previous = PREVIOUS.search(message) if number == 45 else None
-    link = LINK.search(message) if number in NVLINK_XIDS else None
+    nvlink = number in NVLINK_XIDS
+    link = LINK.search(message) if nvlink else None
     fatal = None
-    if link:
+    if nvlink:
         fatal = True if re.search(r"\b[Ff]atal\b", message) else None
         fatal = False if re.search(r"\bnon-?fatal\b", message, re.I) else fatal
     before = int(previous[1]) if previous else None
-    cls, action, meaning, more = advise.on_xid(number, message if link or number == 154 else "", before)
+    cls, action, meaning, more = advise.on_xid(number, message if nvlink or number == 154 else "", before)
     details: dict[str, Scalar] = dict(more)
     for pattern in DETAILS:
         seen = pattern.search(message) if number in (13, 31) else None
@@ -218,7 +221,9 @@ def _aer(text: str, line: int, uptime: float | None) -> Event | None:
     if not head and not part:
         return None
     said = {key: value.strip() for key, value in (head or part).groupdict().items() if value}  # type: ignore[union-attr]
-    severity = said.pop("bus", "") or said.pop("severity", "") or ("Uncorrectable" if said.pop("dpc", "") else "")
+    severity = said.pop("bus", "") or said.pop("severity", "")
+    if said.pop("dpc", ""):
+        severity = "Uncorrectable (Fatal)" if "ERR_FATAL" in message else "Uncorrectable"
     details: dict[str, Scalar] = {"severity": severity} if severity else {}
     source = re.search(FULL, said.pop("rest", ""), re.I)
     if source:
@@ -245,7 +250,7 @@ def _mlx(text: str, line: int, uptime: float | None) -> Event | None:
     if not name:
         return None
     word, meaning = name
-    cls = "information" if word.startswith("link") else "hardware"
+    cls = "information" if word.startswith("link") else "driver" if word == "other" else "hardware"
     return Event(
         line,
         "mlx5",

@@ -39,7 +39,7 @@ MLX = (
     ("link", r"Port: \d+ Link|link (?:is )?up\b", "A port of the adapter changed its link state"),
     (
         "command",
-        r"command .*(?:fail|timeout)|cmd_|wait_func|MLX5_CMD|leak of a command",
+        r"command .*(?:fail|timeout|timed out)|cmd_|wait_func|MLX5_CMD|leak of a command",
         "The adapter's firmware refused or did not answer a command",
     ),
     (
@@ -53,6 +53,7 @@ MLX = (
         r"health|assert_|fw_ver|hw_id|irisc|synd|raw |rfr|severity|^time\b|internal error|reset|fatal",
         "The adapter's firmware reports or suffers an internal error",
     ),
+    ("other", r"error|fail|time(?:d )?out|module event", "A message of the adapter's driver"),
 )
 
 
