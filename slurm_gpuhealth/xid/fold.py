@@ -141,8 +141,13 @@ def _cause(effect: Group, groups: list[Group]) -> Group | None:
             return cause
         if cause.code in ("119", "120") and effect.code in ("gsp-timeout", "rate-limit", "memory-subsystem"):
             return cause
-        if cause.code == "74" and cause.source == "xid" and effect.source == "sxid" and effect.links:
-            return cause if effect.event.fatal else None
+        if (
+            cause.code == "74"
+            and cause.source == "xid"
+            and effect.source == "sxid"
+            and max(effect.links, default=-1) >= 0
+        ):
+            return cause if effect.event.fatal and cause.severity == "fault" else None
     return None
 
 

@@ -112,6 +112,14 @@ def test_a_fatal_sxid_is_told_with_the_74_at_its_gpu() -> None:
     assert keys(folded(switch)) == [("sxid:20034", "fault")]
 
 
+def test_a_fatal_sxid_is_not_hidden_by_a_74_that_condemns_nothing_nor_by_one_when_it_is_on_no_link() -> None:
+    switch = "nvidia-nvswitch1: SXid (PCI:0000:c6:00.0): 20034, Fatal, Link {} LTSSM Fault Up"
+    others_fault = xid(74, "NVLink: fatal error detected on link 14(0x100000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)")
+    assert ("sxid:20034", "fault") in keys(folded(others_fault, switch.format(48)))
+    fatal = xid(74, "NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)")
+    assert ("sxid:20034", "fault") in keys(folded(fatal, switch.format(-1)))
+
+
 def test_a_lone_sxid_data_line_condemns_nothing() -> None:
     assert keys(folded("nvidia-nvswitch1: SXid (PCI:0000:c6:00.0): 20034, Data {0x1}")) == [("sxid:20034", "info")]
 
