@@ -141,12 +141,8 @@ def _cause(effect: Group, groups: list[Group]) -> Group | None:
             return cause
         if cause.code in ("119", "120") and effect.code in ("gsp-timeout", "rate-limit", "memory-subsystem"):
             return cause
-        if (
-            cause.code == "74"
-            and cause.source == "xid"
-            and effect.source == "sxid"
-            and max(effect.links, default=-1) >= 0
-        ):
+        on_link = any(link is not None and link >= 0 for link in effect.links)
+        if cause.code == "74" and cause.source == "xid" and effect.source == "sxid" and on_link:
             return cause if effect.event.fatal and cause.severity == "fault" else None
     return None
 
