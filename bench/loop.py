@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -56,6 +58,8 @@ def cpu(lab: Lab):
             spent.append(seconds)
             peak = max(peak, memory)
         yield bench(f"{program}-cpu", statistics.median(spent) / statistics.median(base), "x", bar)
+    recorded = lab.rows("n1", "SELECT count(*), count(outcome) FROM job WHERE job >= 1000")
+    assert recorded == [(2 * RUNS, RUNS)], recorded  # they did do their work
     yield bench("peak-memory", peak / 1024, "MiB", 40)
 
 
@@ -77,11 +81,6 @@ def together(lab: Lab):
     diagnostics = lab.lab / "nodes/n1/diags.jsonl"
     before = len(diagnostics.read_text().splitlines())
     lab.inject("n1", "xid", 43, "--gpu", 0)  # something new: every pass is void
-    with_new = lab.rows("n1", "SELECT 1 FROM diagnostic")
-    assert with_new
-    import contextlib
-    import sqlite3
-
     with contextlib.closing(sqlite3.connect(lab.lab / "nodes/n1/state/journal.db", timeout=10)) as db:
         db.execute("DELETE FROM diagnostic")
         db.commit()
