@@ -209,17 +209,27 @@ def test_with_the_controller_down_nothing_hangs_and_the_fault_waits_for_it(lab):
     lab.until_reason("n1", "gpuhealth:Xid79 GPU3", 90)
 
 
-def test_without_a_host_engine_the_job_starts_and_it_is_said(lab):
+def test_without_a_host_engine_the_job_starts_and_it_is_said(lab, no_engine):
+    job = lab.submit("sleep 1", gres="gpu:8", nodelist="n1")
+    lab.wait(job, "COMPLETED")
+    assert lab.state("n1") == "IDLE"
+    assert "no host engine" in lab.gpuhealth("n1", "findings")
+
+
+def test_a_site_may_want_untested_gpus_out_of_service(lab, no_engine):
+    lab.configure('[prolog]\non_untestable = "drain"\n')
+    lab.submit("sleep 1", gres="gpu:8", nodelist="n1")
+    assert lab.until_reason("n1", "gpuhealth:").startswith("gpuhealth:untestable GPU*")
+
+
+@pytest.fixture
+def no_engine(lab):
     lab.daemons.stop("hostengine-n1")
-    try:
-        forget_passes(lab, "n1")
-        job = lab.submit("sleep 1", gres="gpu:8", nodelist="n1")
-        lab.wait(job, "COMPLETED")
-        assert lab.state("n1") == "IDLE"
-        assert "no host engine" in lab.gpuhealth("n1", "findings")
-    finally:
-        folder = lab.lab / "nodes/n1"
-        lab.daemons.start("hostengine-n1", str(folder / "hostengine"), str(folder / "hostengine.sock"))
+    forget_passes(lab, "n1")
+    yield
+    folder = lab.lab / "nodes/n1"
+    lab.daemons.start("hostengine-n1", str(folder / "hostengine"), str(folder / "hostengine.sock"))
+    lab.touched.add("n1")
 
 
 @pytest.mark.parametrize("how", ["hang", "hang-unkillable"])
