@@ -81,7 +81,7 @@ def clear(
 
 def acknowledge(journal: Journal, until: float) -> int:
     """The admin took our hold away: what stands now and was acted on is left alone until it clears or `until`."""
-    ids = [row[0] for row in journal.rows("SELECT id FROM finding WHERE acted IS NOT NULL AND cleared IS NULL")]
+    ids = [row[0] for row in journal.rows("SELECT id FROM finding WHERE acted > 0 AND mode = 'enforce' AND cleared IS NULL")]
     for number in ids:
         journal.write("UPDATE finding SET acked = ?, mode = 'acked' WHERE id = ?", until, number)
     return len(ids)
