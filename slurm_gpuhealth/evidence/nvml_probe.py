@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 GPU_IS_LOST = 15
+UNKNOWN = 999
 UNSUPPORTED = (2, 3, 13, 25, 26)
 """Invalid argument (what an old driver says to a new field), not supported, function not found, version, deprecated."""
 
@@ -151,6 +152,8 @@ def ask(nvml: Any, handle: Any, gpu: dict[str, Any], calls: Collection[tuple[Any
                 if error.value in UNSUPPORTED:
                     continue
                 gpu["errors"][name] = error.value
+            except ValueError:  # an address without colons, a serial number that is no text: no reason to be blind
+                gpu["errors"][name] = UNKNOWN
             break
 
 

@@ -34,6 +34,8 @@ REASONS = (  # bit of the clock event reasons → code, meaning; the first that 
     (0x80, "brake", "power brake: the power supply asked for less; look at the power supplies"),
     (0x08, "slowdown", "hardware slowdown: clocks halved or worse by temperature, power brake or voltage"),
 )
+TEPID, BURNT = 50, 200
+"""°C. Outside of these a threshold or a temperature is no reading: -1, 2³²-1, or the distance to a limit."""
 REPLAYS_PER_MINUTE = 8
 """DCGM's own limit (DCGM_LIMIT_MAX_PCIREPLAY_RATE)."""
 LINK_ERRORS = {  # counter → how many a second are no news (DCGM: 100 CRC errors a second), what it counts
@@ -115,7 +117,8 @@ def _recovery(gpu: Values) -> Iterator[Found]:
     number = gpu.get("recovery", 0)
     if number:
         action, words = ACTIONS.get(number, ("unknown", f"action {number}, which this version does not know"))
-        yield _found("recovery", "fault", f"the driver asks for {words}", action=action, number=number)
+        severity: Severity = "fault" if number in ACTIONS else "warning"
+        yield _found("recovery", severity, f"the driver asks for {words}", action=action, number=number)
 
 
 def _clocks(gpu: Values) -> Iterator[Found]:
@@ -129,9 +132,9 @@ def _clocks(gpu: Values) -> Iterator[Found]:
 def _temperature(gpu: Values, facts: Values, settings: Settings) -> Iterator[Found]:
     degrees = gpu.get("temperature")
     slowdown, allowed = facts.get("slowdown"), settings.nvml.max_temperature
-    if degrees is None:
+    if degrees is None or not 0 < degrees < BURNT:
         return
-    if slowdown and degrees >= slowdown:
+    if slowdown and degrees >= slowdown > TEPID:
         yield _found("hot", "fault", f"{degrees} °C: its own slowdown threshold is {slowdown} °C", celsius=degrees)
     elif degrees >= allowed:
         message = f"{degrees} °C: nvml.max_temperature is {allowed} °C; look at fans and inlet temperature"

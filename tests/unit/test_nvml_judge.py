@@ -60,6 +60,7 @@ def codes(findings):
         ({"rows": [0, 9, 0, 1]}, "remap-fail", "fault", True),
         ({"rows": [0, 8, 0, 0], "banks": [100, 0, 0, 0, 1]}, "remap-left", "warning", True),
         ({"recovery": 1}, "recovery", "fault", True),
+        ({"recovery": 77}, "recovery", "warning", True),
         ({"reasons": 0x48}, "thermal", "info", False),
         ({"reasons": 0x88}, "brake", "info", False),
         ({"reasons": 0x08}, "slowdown", "info", False),
@@ -91,6 +92,8 @@ def test_a_value_that_is_not_right_is_a_finding_about_that_gpu(baseline, change,
         {"reasons": 0x4},  # software power cap
         {"reasons": 0x20},  # software thermal slowdown
         {"temperature": 87},
+        {"temperature": 2**32 - 1},  # no reading
+        {"temperature": 0},
         {"rows": [3, 1, 0, 0], "banks": [99, 1, 0, 0, 0]},
         {"gen": 5, "width": 16},
         {"replay": 11},
@@ -217,6 +220,11 @@ def test_after_a_boot_a_narrow_link_of_before_is_forgotten(baseline):
     _, narrow = judge(gpus(width=8), baseline)
     assert codes(judge(gpus(), narrow)[0]) == [("pcie-width", "warning", 2)]
     assert judge(gpus(full=True), narrow)[0] == []
+
+
+@pytest.mark.parametrize("slowdown", [0, 2, -2, 2**32 - 2])
+def test_a_threshold_that_can_be_none_condemns_no_gpu(slowdown):
+    assert judge(gpus(full=True, slowdown=slowdown))[0] == []
 
 
 def test_the_admins_temperature_limit_may_be_lower_than_the_gpus(baseline):

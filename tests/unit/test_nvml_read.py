@@ -145,3 +145,17 @@ def test_the_bindings_load_without_the_modules_that_cost_most():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_an_answer_that_makes_no_sense_hides_no_other_answer():
+    class Library:
+        class NVMLError(Exception):
+            value = 2
+
+        nvmlDeviceGetPciInfo = staticmethod(lambda handle: type("Pci", (), {"busId": "?"}))
+        nvmlDeviceGetSerial = staticmethod(lambda handle: b"\xff".decode())
+        nvmlDeviceGetMinorNumber = staticmethod(lambda handle: 3)
+
+    gpu = {"errors": {}}
+    nvml_probe.ask(Library, None, gpu, nvml_probe.ONCE[:3])
+    assert gpu == {"errors": {"GetPciInfo": 999, "GetSerial": 999}, "minor": 3}
