@@ -82,12 +82,15 @@ def _first_of_boot(settings: Settings, journal: Journal, node: str, now: float, 
 
 
 def _poll(settings: Settings, journal: Journal, node: str, now: float) -> None:
-    """Read our own record, at most once each `slurm.request_poll` and each node at a time of its own."""
-    poll = settings.slurm.request_poll
-    slot = int((now + zlib.crc32(node.encode()) % max(1, int(poll))) // poll)
-    if journal.get("poll-slot") == slot:
+    """Read our own record, at most once each `slurm.request_poll`; the first time offset, so that nodes take turns."""
+    every = settings.slurm.request_poll
+    last = journal.get("polled")
+    if last is None:
+        last = now - zlib.crc32(node.encode()) % int(every)
+        journal.put("polled", last)
+    if 0 <= now - last < every:
         return
-    journal.put("poll-slot", slot)
+    journal.put("polled", now)
     from slurm_gpuhealth import act
     from slurm_gpuhealth.say import say
     from slurm_gpuhealth.slurm import control
