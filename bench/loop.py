@@ -74,6 +74,10 @@ def calls(lab: Lab):
     lab.run("scancel", str(job))
     lab.wait(job, "CANCELLED")
     yield bench("controller-calls-healthy-job", len(lab.calls("n1")), "calls", 0)
+    lab.configure(poll="20s")
+    until(lambda: lab.calls("n1"), "the first poll", 60)
+    time.sleep(60)
+    yield bench("controller-calls-idle", len(lab.calls("n1")) / 3, "calls/poll", 1)
 
 
 def together(lab: Lab):

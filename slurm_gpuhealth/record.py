@@ -80,7 +80,7 @@ def clear(
 
 
 def acknowledge(journal: Journal, until: float) -> int:
-    """An admin took our hold away: what it was about is left alone until it clears or `until`. How much of it stands."""
+    """An admin took our hold away: what it was about is left alone until mended or `until`. How much still stands."""
     which = "acted > 0 AND mode = 'enforce' AND cleared IS NULL"
     count = int(journal.one(f"SELECT count(*) FROM finding WHERE standing AND {which}")[0])  # noqa: S608 - a constant
     journal.write(f"UPDATE finding SET acked = ?, mode = 'acked' WHERE {which}", until)  # noqa: S608
