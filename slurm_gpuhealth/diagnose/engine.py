@@ -39,7 +39,7 @@ def answers(host: str, timeout: float = 1.0) -> bool:
 def select(gpus: Sequence[str], known: Mapping[int, str]) -> tuple[list[int], list[str]]:
     """Entity ids of `gpus` (entity ids or UUIDs), and those among them that DCGM does not see."""
     by_uuid = {uuid: entity for entity, uuid in known.items()}
-    ids = [by_uuid.get(gpu, int(gpu) if gpu.isdigit() and int(gpu) in known else None) for gpu in gpus]
+    ids = [by_uuid.get(gpu, int(gpu) if gpu.isdecimal() and int(gpu) in known else None) for gpu in gpus]
     return [i for i in ids if i is not None], [gpu for gpu, i in zip(gpus, ids) if i is None]
 
 

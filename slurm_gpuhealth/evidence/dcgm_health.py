@@ -69,7 +69,7 @@ def _findings(body: Mapping[str, Any], known: Mapping[int, str], now: float) -> 
         for entity, report in _children(entry):
             for system, error in _children(_dict(_dict(report).get("children")).get("Errors")):
                 value = str(error.get("value"))
-                gpu = known.get(int(entity)) if group == "GPU" and entity.isdigit() else None
+                gpu = {str(number): uuid for number, uuid in known.items()}.get(entity) if group == "GPU" else None
                 text = re.sub(r"\bGPU (\d+|%d)", f"GPU {entity}", " ".join(_lines(error.get("overflow"))))
                 xid = re.search(r"triggered by XID (\d+)", text)
                 yield Finding(

@@ -247,9 +247,9 @@ def _mlx(text: str, line: int, uptime: float | None) -> Event | None:
         return None
     message = found[2]
     name = words.named(words.MLX, message)
-    if not name:
+    if not name and not words.TROUBLE.search(message):
         return None
-    word, meaning = name
+    word, meaning = name or ("other", "A message of the adapter's driver")
     cls = "information" if word.startswith("link") else "driver" if word == "other" else "hardware"
     return Event(
         line,

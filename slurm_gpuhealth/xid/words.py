@@ -53,8 +53,9 @@ MLX = (
         r"health|assert_|fw_ver|hw_id|irisc|synd|raw |rfr|severity|^time\b|internal error|reset|fatal",
         "The adapter's firmware reports or suffers an internal error",
     ),
-    ("other", r"error|fail|time(?:d )?out|module event", "A message of the adapter's driver"),
 )
+# What no row knows, but sounds of trouble, is shown ("other") and judged by nobody.
+TROUBLE = re.compile(r"error|fail|time(?:d )?out|module event", re.I)
 
 
 def named(table: Table, message: str) -> tuple[str, str] | None:

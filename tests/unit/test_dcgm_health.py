@@ -74,10 +74,18 @@ def test_what_is_no_report_is_said(text):
         dcgm_health.read(text, KNOWN, 1.0)
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["GPU", "children", "0", "Errors", "Memory system", "value", "overflow", ""]), inner, max_size=4)))  # fmt: skip  # noqa: E501
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["GPU", "children", "0", "²", "Errors", "Memory system", "value", "overflow", ""]), inner, max_size=4)))  # fmt: skip  # noqa: E501
 def test_no_report_makes_us_fail(body):
     for finding in dcgm_health.read(json.dumps({"body": {"GPU": body}}), KNOWN, 1.0):
         assert finding.severity != "fault"
+
+
+@pytest.mark.parametrize("entity", ["²", "-1", "01", "9" * 5000, "x", ""])
+def test_an_entity_that_is_no_number_is_no_gpu(entity):
+    error = {"Memory system": {"value": "Failure", "overflow": ["bad"]}}
+    report = {"GPU": {"children": {entity: {"children": {"Errors": {"children": error}}}}}}
+    (finding,) = dcgm_health.read(json.dumps({"body": report}), KNOWN, 1.0)
+    assert (finding.gpu, finding.severity) == (None, "warning")
 
 
 def settings_of(node, count=0):  # noqa: F811
