@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDTH = 45
 """dcgmi cuts a message into pieces of so many characters, words or not."""
 ENTITY = re.compile(r"GPU ?(\d+): (Pass|Fail|Skip|Warn)$")
-GROUP = re.compile(r"(Pass|Fail|Skip|Warn)(?: - (?:All|GPUs?: ?([\d, ]+)))?$")
+GROUP = re.compile(r"(Pass|Fail|Skip|Warn)(?: - (?:All|GPUs?:? ?([\d, ]+)))?$")
 SECTION = re.compile(r"[|+]-+\s+(\w+)\s+-+[+|]")
 
 
@@ -32,18 +32,20 @@ class _Rows:
 
     def test(self) -> Test:
         texts = [(self._owner(gpu, text), Warned(None, line(text))) for gpu, text in self.messages]
-        results = tuple(Result(gpu, s, tuple(w for g, w in texts if g == gpu)) for gpu, s in self.status.items())
-        own = tuple(w for g, w in texts if g not in self.status)
-        if not results and self.summary:  # "Pass - All" and the level 1 checks of v3 name no GPU
+        # "Fail - All", and the level 1 checks of v3, name GPUs in their warnings only.
+        status = self.status or {gpu: self.summary for gpu, _ in texts if gpu is not None}
+        results = tuple(Result(gpu, s, tuple(w for g, w in texts if g == gpu)) for gpu, s in status.items())
+        own = tuple(w for g, w in texts if g not in status)
+        if not results and self.summary:  # "Pass - All" names no GPU
             return Test(self.name, (Result(None, self.summary, own),))
         return Test(self.name, results, self.summary, own)
 
     def _owner(self, gpu: int | None, text: str) -> int | None:
-        """v3 tells a warning's GPU in its text, or only by which one failed."""
-        failed = [n for n, status in self.status.items() if status != "pass"]
-        named = re.findall(r"\bGPU ?(\d{1,4})\b", text)
-        told = [int(n) for n in dict.fromkeys(named) if int(n) in failed] or failed
-        return told[0] if gpu is None and len(told) == 1 else gpu
+        """The GPU of a warning: v3 tells it in the text, or only by which one failed."""
+        failed = {n for n, status in self.status.items() if status != "pass"}
+        named = {int(n) for n in re.findall(r"\bGPU ?(\d{1,4})\b", text)}
+        told = (named & failed or failed) if self.status else named
+        return told.pop() if gpu is None and len(told) == 1 else gpu
 
 
 def read(text: str) -> Reading | None:
@@ -52,21 +54,26 @@ def read(text: str) -> Reading | None:
         return None
     tests: list[_Rows] = []
     version = None
+    open_message = False  # whether a row without a name goes on with a warning
     for section, name, cell in _rows(text):
+        if not name:
+            if tests and not _status(tests[-1], cell) and open_message:
+                owner, message = tests[-1].messages[-1]
+                tests[-1].messages[-1] = (owner, message + cell)
+            continue
+        open_message = name.startswith(("Warning", "Error"))
         if section == "Metadata":
             version = cell.strip() if name == "DCGM Version" else version
-        elif name.startswith("Warning") and tests:
+        elif open_message:
+            if not tests:  # what v2 and v3 say before any check ran
+                tests.append(_Rows(SOFTWARE))
+                tests[-1].summary = "fail"
             gpu = re.search(r"GPU ?(\d+)", name)
             tests[-1].messages.append((int(gpu[1]) if gpu else None, cell))
-        elif name.startswith("Info"):
-            continue
-        elif name:
+        elif not name.startswith("Info"):
             word = "_".join(name.lower().split())
             tests.append(_Rows(SOFTWARE if section == "Deployment" else OLD_NAMES.get(word, word)))
             _status(tests[-1], cell)
-        elif tests and not _status(tests[-1], cell) and tests[-1].messages:
-            owner, message = tests[-1].messages[-1]
-            tests[-1].messages[-1] = (owner, message + cell)
     return Reading(tuple(rows.test() for rows in tests), version=version) if tests else None
 
 

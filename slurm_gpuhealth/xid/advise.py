@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     """class, action, meaning, details"""
 
 NVLINK5 = re.compile(
-    r"(?P<unit>\S.*?) (?P<severity>Fatal|Non-?fatal)\b"
+    r"(?P<unit>\S.*?),? (?P<severity>Fatal|Non-?fatal)\b"
     r"(?:.*?\((?P<info>0x[0-9a-f]{1,8}),? (?P<status>0x[0-9a-f]{1,8})\b)?",
     re.I,
 )

@@ -23,7 +23,7 @@ TASK = re.compile(r"(?:\\x[0-9a-f]{2}|.){0,15}(?:\[\d+\])?(?:\[\d+\][: ]|: page 
 FULL = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?"
 PCI = rf"(?:{FULL}|[0-9a-f]{{2}}:[0-9a-f]{{2}}(?:\.[0-7])?)"
 ADDRESS = re.compile(r"(?:PCI:)?(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(\.[0-7])?(?![0-9a-f:])", re.I)
-XID = re.compile(r"NVRM: Xid ?(?:\(([^)]{0,80})\))?:? ?(\d{1,4})(?:[,:] ?(.*)|\s*)$", re.S)
+XID = re.compile(r"NVRM: Xid:? ?(?:\(([^)]{0,80})\))?:? ?(\d{1,4})(?:[,:] ?(.*)|\s*)$", re.S)
 MIG = re.compile(r" GPU-I:(\d+)")
 PID = re.compile(r"pid=(?:(\d+)|'?<unknown>'?)(?:,\s*|\s*$)(name=)?")
 # How messages begin, to tell where a name that has commas in it ends.
@@ -71,7 +71,7 @@ MLX = re.compile(rf"mlx[45]_\w+ ({FULL})(?: [\w-]+)?: (.*)", re.I | re.S)
 
 def read(text: str, line: int, uptime: float | None = None) -> Event | None:
     """The event that a message is; None: it is not about our devices."""
-    if text.startswith("NVRM: Xid "):
+    if text.startswith(("NVRM: Xid ", "NVRM: Xid: ")):
         return _xid(text, line, uptime)
     if text.startswith("NVRM: "):
         return None if TASK.match(text) else _nvrm(text, line, uptime)

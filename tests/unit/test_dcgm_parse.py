@@ -263,6 +263,25 @@ def test_a_warning_in_the_old_table_that_fits_no_gpu_stays_with_the_node():
     assert (errors(diagnosis), diagnosis.outcome) == ({}, "warn")
 
 
+@pytest.mark.parametrize(
+    "rows", [[("Error", "GPU 3 has uncorrectable memory errors")], [("PCIe", "Fail - All"), ("Warning", "GPU 3 x")]]
+)
+def test_the_old_table_may_name_a_gpu_in_the_text_only(rows):
+    assert [(gpu, len(found)) for gpu, found in errors(parse(table(*rows), 226)).items()] == [(3, 1)]
+
+
+def test_what_follows_an_info_row_of_a_table_is_no_part_of_the_warning_before():
+    rows = [
+        ("PCIe", "Fail - GPU: 0"),
+        ("Warning", "GPU 0 is slow, "),
+        ("", "really"),
+        ("Info", "GPU 1"),
+        ("", "is not"),
+    ]
+    (error,) = parse(table(*rows), 226).gpus[0].errors
+    assert error.message == "GPU 0 is slow, really"
+
+
 def test_pages_of_text_with_braces_may_stand_before_the_document():
     failed = v4(check("memory", result(0, "Fail", warning(52))))
     assert parse("NVML {warns} of {something\n" * 500 + failed, 205).outcome == "fail"

@@ -127,6 +127,11 @@ def test_a_journals_json_is_read_where_the_kernel_wrote_it() -> None:
         ("NVRM: Xid (PCI:00000009:37:00): 43, Ch 1", {"pci": "0009:37:00"}),
         ("NVRM: Xid (PCI:0000:xx:00): 31, Ch 1", {"code": 31, "pci": None}),
         ("NVRM: Xid (PCI:...): 31, Ch 1", {"code": 31, "pci": None}),
+        ("NVRM: Xid: 62, Internal micro-controller halt.", {"code": 62, "pci": None}),
+        (
+            "NVRM: Xid (PCI:0000:b9:00): 145, RLW, nonfatal, cross-contain=0, Link 3 (0x00000004 0x00000001)",
+            {"fatal": False, "link": 3, "action": "XID_154_EVAL"},
+        ),
         ("NVRM: Xid 171: GDDR, Uncorrectable DRAM error", {"code": 171, "pci": None}),
         ("NVRM: Xid (PCI:0000:01:00): 79, ", {"code": 79, "message": ""}),
         ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE", {"mig": 5, "pid": 7194, "process": None}),
