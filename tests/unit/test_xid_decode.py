@@ -16,6 +16,7 @@ from slurm_gpuhealth.xid.event import KEYS, Event, printed
 CORPUS = os.path.join(os.path.dirname(__file__), "../corpus/kernel_lines.jsonl")
 KINDS = {"fallen_off_bus_no_xid": "fallen_off_bus", "fabricmanager_log": "sxid", "segfault": None}
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
+XID_154 = {"fatal": False, "link": 3, "action": "XID_154_EVAL"}
 GONE = """NVRM: The NVIDIA GPU 0000:ec:00.0
 NVRM: (PCI ID: 10de:26b5) installed in this system has
 NVRM: fallen off the bus and is not responding to commands."""
@@ -128,10 +129,7 @@ def test_a_journals_json_is_read_where_the_kernel_wrote_it() -> None:
         ("NVRM: Xid (PCI:0000:xx:00): 31, Ch 1", {"code": 31, "pci": None}),
         ("NVRM: Xid (PCI:...): 31, Ch 1", {"code": 31, "pci": None}),
         ("NVRM: Xid: 62, Internal micro-controller halt.", {"code": 62, "pci": None}),
-        (
-            "NVRM: Xid (PCI:0000:b9:00): 145, RLW, nonfatal, cross-contain=0, Link 3 (0x00000004 0x00000001)",
-            {"fatal": False, "link": 3, "action": "XID_154_EVAL"},
-        ),
+        ("NVRM: Xid (PCI:0:b9:00): 145, RLW, nonfatal, injected=0, Link 3 (0x00000004 0x00000001)", XID_154),
         ("NVRM: Xid 171: GDDR, Uncorrectable DRAM error", {"code": 171, "pci": None}),
         ("NVRM: Xid (PCI:0000:01:00): 79, ", {"code": 79, "message": ""}),
         ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE", {"mig": 5, "pid": 7194, "process": None}),
@@ -166,10 +164,7 @@ def test_a_journals_json_is_read_where_the_kernel_wrote_it() -> None:
         ),
         ("NVRM: Xid (PCI:0000:01:00): 144, SAW_MVB Fatal XC0 i0", {"fatal": True, "link": None, "action": "RESET_GPU"}),
         ("pcieport 0000:00:01.0: DPC: ERR_FATAL detected", {"kind": "aer", "fatal": True}),
-        (
-            "pcieport 0000:00:01.0: DPC: containment event, status:0x1f05, ERR_FATAL received from 0000:02:00.0",
-            {"kind": "aer", "fatal": True},
-        ),
+        ("pcieport 0000:00:01.0: DPC: containment event, status:0x1f05, ERR_FATAL received from 0", {"fatal": True}),
         ("pcieport 0000:00:01.0: DPC: RP PIO error detected", {"kind": "aer", "word": "uncorrected"}),
         ("pcieport 0000:00:02.0: broadcast error_detected message", {"kind": "aer", "word": "detail"}),
         ("pcieport 0000:00:02.0: Root Port link has been reset", {"kind": "aer", "word": "detail"}),
