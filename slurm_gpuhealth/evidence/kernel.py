@@ -26,7 +26,9 @@ RECORD = 16384
 """Bytes: more than the longest record (CONSOLE_EXT_LOG_MAX, 8192)."""
 FLOOD = 1000
 """So many Xids of one number on one GPU are read in one look; what is beyond is counted, and the last one read."""
-SUSPICIOUS = (b"NVRM: ", b"nvswitch", b"PCIe Bus", b"AER", b" error status/mask", b": DPC", b"mlx5", b"mlx4", b"peer")
+SUSPICIOUS = (
+    b"NVRM: ", b"nvswitch", b"PCIe Bus", b"AER", b" error status/mask", b": DPC", b"mlx5", b"mlx4", b"peer", b"mce: [",
+)  # fmt: skip
 
 
 @frozen

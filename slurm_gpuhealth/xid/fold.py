@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 LIMIT = 200
 """Findings of one look; a log that holds more than that says so once."""
-SOURCES = {"xid": "xid", "fallen_off_bus": "xid", "sxid": "sxid", "aer": "aer", "nvrm": "nvrm", "mlx5": "ib"}
+SOURCES = {
+    "xid": "xid", "fallen_off_bus": "xid", "sxid": "sxid", "aer": "aer", "nvrm": "nvrm", "mlx5": "ib", "mce": "host",
+}  # fmt: skip
 AFTERMATH = {  # code → what it brings about on the same GPU
     "79": ("45", "119", "120", "154"),
     "48": ("63", "64", "171", "172"),

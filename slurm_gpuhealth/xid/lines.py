@@ -79,6 +79,9 @@ def read(text: str, line: int, uptime: float | None = None) -> Event | None:
         return _sxid(text, line, uptime)
     if text.startswith("mlx"):
         return _mlx(text, line, uptime) or _aer(text, line, uptime)
+    if text.startswith("mce: [Hardware Error]"):
+        meaning = "The processor reports a machine check"
+        return Event(line, "mce", uptime=uptime, cls="hardware", word="machine-check", meaning=meaning, message=text)
     if PEERMEM.match(text):
         return Event(
             line,

@@ -32,6 +32,7 @@ COMPUTED = {
         *(f"nvrm:{name}" for name, _, _ in words.NVRM),
         "nvrm:peermem",
         *(f"ib:{name}" for name, _, _ in words.MLX),
+        "host:machine-check",
     ],
     ("dcgm_health", "'dcgm-health', system.split()[0].lower() if system.split() else 'unknown'"): ["dcgm-health:any"],
     ("model", "'dcgm', code"): [

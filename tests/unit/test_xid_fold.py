@@ -183,3 +183,12 @@ def test_a_flood_of_kinds_is_cut_and_said_but_the_worst_stay() -> None:
     assert len(findings) == LIMIT + 1
     assert findings[-1].code == "flood"
     assert "79" in [finding.code for finding in findings]
+
+
+def test_machine_checks_are_one_warning_about_the_host():
+    lines = [
+        "mce: [Hardware Error]: Machine check events logged",
+        "mce: [Hardware Error]: CPU 4: Machine Check: 0 Bank 7",
+    ]
+    (finding,) = fold(decode(lines), lambda uptime: 5.0, dict)
+    assert (finding.key, finding.severity, finding.count, finding.gpu) == ("host:machine-check", "warning", 2, None)
