@@ -214,5 +214,12 @@ def _rank(group: Group, action: str | None = None) -> int:
 
 
 def _name(group: Group) -> str:
-    words = {"xid": "Xid", "sxid": "SXid", "aer": "PCIe error", "nvrm": "NVIDIA driver", "ib": "InfiniBand adapter"}
+    words = {
+        "xid": "Xid",
+        "sxid": "SXid",
+        "aer": "PCIe error",
+        "nvrm": "NVIDIA driver",
+        "ib": "InfiniBand adapter",
+        "host": "host",
+    }
     return f"{words[group.source]} {group.code}"

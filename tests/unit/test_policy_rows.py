@@ -134,7 +134,8 @@ REVIEWED = [
     ("ib:link_downed", {}, 99, "warning", ""), ("ib:rate", {}, 99, "warning", ""),
     ("ib:link-down", {}, 99, "warning", ""), ("ib:link", {}, 99, "info", ""), ("ib:command", {}, 99, "info", ""),
     # The host never drains by default.
-    *((f"host:{code}", {}, 9999, "warning", "") for code in ("memory", "read-only", "full", "mount", "unit", "hung", "machine-check")),
+    *((f"host:{code}", {}, 9999, "warning", "") for code in ("memory", "read-only", "full", "mount", "unit", "hung")),
+    ("host:machine-check", {}, 9999, "warning", ""),
     ("nvrm:peermem", {}, 99, "info", ""),
     ("kernel:unreadable", {}, 9999, "warning", ""), ("kernel:flood", {}, 9999, "info", ""),
     ("kernel:overrun", {}, 9999, "info", ""),
