@@ -2,10 +2,12 @@
 PYTHON := .venv/bin/python
 SOURCES := $(shell find slurm_gpuhealth -name '*.py' -o -name '*.json' -o -name '*.toml')
 
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
 .PHONY: demo test unit integration bench lint docs clean
 
 demo: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
-	$(PYTHON) -m tests.demo
+	@$(PYTHON) -m tests.demo
 
 test: lint unit integration
 
@@ -28,19 +30,20 @@ docs: .venv/installed
 
 # Installed as on a node, not "editable": what an editable install adds to every start-up would be measured too.
 .venv/installed: .venv/tools $(SOURCES)
-	rm -rf build
-	.venv/bin/pip install --quiet --no-deps --no-build-isolation --force-reinstall .
-	touch $@
+	@rm -rf build
+	@.venv/bin/pip install --quiet --no-deps --no-build-isolation --force-reinstall .
+	@touch $@
 
 .venv/tools: pyproject.toml scripts/setup
-	scripts/setup
-	/usr/bin/python3 -m venv .venv
-	.venv/bin/pip install --quiet --upgrade pip setuptools wheel
-	.venv/bin/pip install --quiet '.[dev]'
-	touch $@
+	@scripts/setup
+	@echo "Making .venv: the project and its tools, in a Python environment of their own" >&2
+	@/usr/bin/python3 -m venv .venv
+	@.venv/bin/pip install --quiet 'setuptools>=77'
+	@.venv/bin/pip install --quiet '.[dev]'
+	@touch $@
 
 tests/fakes/nvml/libnvidia-ml.so.1: tests/fakes/nvml/nvml.c | .venv/tools
-	$(MAKE) -C tests/fakes/nvml
+	@$(MAKE) --silent -C tests/fakes/nvml
 
 clean:
 	rm -rf .venv .cache build *.egg-info tests/fakes/nvml/*.so.1
