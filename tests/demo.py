@@ -1,56 +1,85 @@
-"""`make demo`: real Slurm, four stand-in GPU nodes, one good job, one with a bug, one on a GPU that dies."""
+"""`make demo`: real Slurm, four stand-in GPU nodes, one good job, one with a bug, one on a GPU that dies.
+
+KEEP=1 leaves the cluster up; `python -m tests.demo stop FOLDER` stops it.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 from tests.daemons import until
-from tests.lab import Lab, fresh
+from tests.lab import BIN, LABS, Lab, fresh
 
-GOOD = "echo training on $SLURM_JOB_GPUS of $SLURMD_NODENAME; sleep 2; echo loss 0.42"
+GOOD = "echo training on GPUs $SLURM_JOB_GPUS of $SLURMD_NODENAME; sleep 1; echo loss 0.42"
 BUG = "echo 'RuntimeError: shapes (8, 128) and (64, 8) do not match' >&2; exit 1"
-LONG = "echo attempt ${SLURM_RESTART_COUNT:-0} on $SLURMD_NODENAME; sleep 3; echo done on $SLURMD_NODENAME"
+LONG = "echo restart ${SLURM_RESTART_COUNT:-0} on $SLURMD_NODENAME; sleep 1; echo done"
+NODES = ("sinfo", "-N", "-p", "gpu", "-o", "%N %t %E")
 
 
 def main() -> int:
-    lab = Lab(fresh("demo"), nodes=4, gpus=8)
-    keep = os.environ.get("KEEP") == "1"
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sign, signal.default_int_handler)
+    lab, code, keep = None, 1, os.environ.get("KEEP") == "1"
     try:
-        say("A real Slurm cluster on loopback: slurmctld, slurmdbd, MariaDB, munge, 4 slurmd, 8 simulated H100s each")
-        lab.start()
-        for node in lab.names:
-            lab.until_checked(node)
-        show(lab, "sinfo", "-N", "-p", "gpu", "-o", "%N %t %G %E")
+        if os.geteuid():
+            raise PermissionError("several Slurm nodes on one host need root: run it as root")
+        lab = Lab(fresh("demo"), nodes=4, gpus=8, health_interval=3)
         story(lab)
-    except BaseException:
-        if not keep:
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        print(f"\nThe demo failed: {error}", file=sys.stderr)
+        if lab:
+            print(f"Logs: {lab.lab}/log, {lab.lab}/nodes/*/state", file=sys.stderr)
+    finally:
+        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(sign, signal.SIG_IGN)  # what was started is stopped, however often one asks
+        if lab and code == 0 and keep:
+            print(KEPT.format(bin=BIN, lab=lab.lab, conf=lab.conf, config=lab.config))
+        elif lab:
             lab.stop()
-        raise
-    if keep:
-        say(f"KEEP=1: the cluster stays up. export SLURM_CONF={lab.conf} GPUHEALTH_CONFIG={lab.config}")
-        print(f"Break something:  tests/fakes/inject {lab.lab}/nodes/n2 xid 48 --gpu 1")
-        print(f"Stop it:          {sys.executable} -m tests.demo stop")
-    else:
-        lab.stop()
-    return 0
+            print("\nEverything that the demo started is stopped.", file=sys.stderr)
+            if code != 1:
+                shutil.rmtree(lab.lab)
+    return code
+
+
+KEPT = """
+== The cluster stays up (KEEP=1)
+To use it:            export SLURM_CONF={conf} GPUHEALTH_CONFIG={config}
+Look:                 sinfo -N; {bin}/gpuhealth --node n2 status
+Run a job:            sbatch --uid games --chdir /tmp --gres gpu:2 --wrap hostname
+Break something:      tests/fakes/inject {lab}/nodes/n1 xid 48 --gpu 1
+Mend it, give back:   tests/fakes/inject {lab}/nodes/n2 reboot; {bin}/gpuhealth --node n2 resume n2
+Stop it:              {bin}/python -m tests.demo stop {lab}"""
 
 
 def story(lab: Lab) -> None:
-    say("1. A good job: level 1 on its GPUs before it, nothing after it")
+    say("A real Slurm cluster on loopback: slurmctld, slurmdbd, MariaDB, munge, 4 slurmd, 8 simulated H100s each")
+    lab.start()
+    for node in lab.names:
+        lab.until_checked(node)
+    show(lab, *NODES)
+
+    say("1. A good job: DCGM level 1 before it, nothing after it")
     good = lab.submit(GOOD, gres="gpu:4", nodelist="n1")
     lab.wait(good, "COMPLETED")
     print(lab.output(good), end="")
 
-    say("2. A job with a bug: it fails, its GPUs are tested at level 2 after it, the node stays in service")
+    say("2. A job with a bug: it fails, its GPUs are tested at level 2, the node stays in service")
     bug = lab.submit(BUG, gres="gpu:2", nodelist="n3")
     lab.wait(bug, "FAILED")
+    print(lab.output(bug), end="")
     tested = "SELECT outcome, count(*) FROM diagnostic WHERE level = 2 GROUP BY outcome"
-    until(lambda: lab.rows("n3", tested), "level 2 on n3")
-    show(lab, "sacct", "-X", "-j", str(bug), "-o", "JobID,State,ExitCode,NodeList")
-    for outcome, gpus in lab.rows("n3", tested):
-        print(f"n3: DCGM level 2 on {gpus} GPUs: {outcome}; the node is {lab.state('n3')}")
+    for outcome, gpus in until(lambda: lab.rows("n3", tested), "level 2 on n3"):
+        print(f"n3: DCGM level 2 on its {gpus} GPUs: {outcome}; the node is {lab.state('n3')}")
 
     say("3. GPU 3 of n2 falls off the bus, just before a job comes to n2")
     lab.inject("n2", "xid", 79, "--gpu", 3)
@@ -59,16 +88,20 @@ def story(lab: Lab) -> None:
     lab.until_reason("n2", "gpuhealth:")
     print(f"n2 was drained {time.monotonic() - began:.1f} s later:")
     show(lab, "sinfo", "-R", "-p", "gpu")
-    show(lab, "sinfo", "-N", "-p", "gpu", "-o", "%N %t %E")
+    print(f"job {moved} is in the queue again, and runs elsewhere:")
     lab.wait(moved, "COMPLETED", 120)
-    print(f"job {moved} went on elsewhere: {lab.output(moved)!r}")
-    show(lab, "sacct", "-X", "-D", "-j", str(moved), "-o", "JobID,State,ExitCode,NodeList,Start,End")
+    print(lab.output(moved), end="")
+    ended = "sacct -X -D -n -P -o State -j"
+    until(lambda: "COMPLETED" in lab.run(*ended.split(), str(moved)), "accounting")
+    show(lab, "sacct", "-X", "-D", "-j", str(moved), "-o", "JobID,State,NodeList")
 
-    say("4. What the node knows: gpuhealth status")
-    print(lab.gpuhealth("n2", "status"))
-    print(lab.gpuhealth("n2", "why", lab.reason("n2")))
-    say("5. Nothing else was disturbed")
-    show(lab, "sinfo", "-N", "-p", "gpu", "-o", "%N %t %E")
+    say("4. Nothing else was disturbed")
+    show(lab, *NODES)
+
+    say("5. What the node knows, and what to do now")
+    print(f"n2$ gpuhealth status\n{lab.gpuhealth('n2', 'status')}")
+    reason = lab.reason("n2")
+    print(f"n2$ gpuhealth why '{reason}'\n{lab.gpuhealth('n2', 'why', reason).rstrip()}", flush=True)
 
 
 def say(text: str) -> None:
@@ -76,14 +109,14 @@ def say(text: str) -> None:
 
 
 def show(lab: Lab, *argv: str) -> None:
-    print(f"$ {' '.join(argv)}")
+    print("$", *(f"'{word}'" if " " in word else word for word in argv))
     print(lab.run(*argv), end="", flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["stop"]:
-        from pathlib import Path
-
-        Lab(Path(os.environ.get("GPUHEALTH_LABS", "/srv/gpuhealth-labs")) / "demo").stop()
+    if sys.argv[1:2] == ["stop"]:
+        folder = LABS / Path(sys.argv[2]).name
+        Lab(folder).stop()
+        shutil.rmtree(folder)
     else:
         sys.exit(main())

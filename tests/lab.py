@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import itertools
 import marshal
 import os
 import shutil
@@ -20,6 +22,7 @@ from tests.fakes import node as fakes
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 INJECT = ROOT / "tests/fakes/inject"
+LABS = Path(os.environ.get("GPUHEALTH_LABS", "/srv/gpuhealth-labs"))
 
 CONFIG = """\
 mode = "enforce"
@@ -164,9 +167,27 @@ class Lab(Cluster):
             return db.execute(sql, values).fetchall()
 
 
-def fresh(folder: str) -> Path:
-    """An empty folder for a lab whose every parent can be entered and written by root alone."""
-    path = Path(os.environ.get("GPUHEALTH_LABS", "/srv/gpuhealth-labs")) / folder
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    return path
+def fresh(name: str) -> Path:
+    """An empty folder for a lab, whose every parent can be entered and written by root alone.
+
+    It is this process's until it ends: a second run at the same time gets NAME-2. What an earlier run left there,
+    running or not, is stopped and removed.
+    """
+    folders = (LABS / (f"{name}-{number}" if number > 1 else name) for number in itertools.count(1))
+    folder = next(folder for folder in folders if _locked(folder))
+    Cluster(folder).stop()
+    shutil.rmtree(folder)
+    folder.mkdir()
+    return folder
+
+
+def _locked(folder: Path) -> bool:
+    """Whether the folder is now this process's, until it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(LABS / f".{folder.name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return False
+    return True
