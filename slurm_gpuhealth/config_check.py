@@ -177,8 +177,8 @@ def _unknown(key: str, cls: type) -> str:
     near = difflib.get_close_matches(key, cls.__annotations__, 1)
     if near:
         return f"unknown key; did you mean {near[0]}?"
-    for table, kind in Settings.__dict__.items():
-        if key in getattr(type(kind), "__annotations__", ()):
+    for table in Settings.__annotations__:
+        if key in getattr(type(getattr(Settings, table)), "__annotations__", ()):
             return f"unknown key here; it belongs into [{table}]"
     return f"unknown key; known here: {', '.join(cls.__annotations__)}"
 
