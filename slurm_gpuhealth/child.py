@@ -26,11 +26,11 @@ from slurm_gpuhealth.frozen import frozen
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from signal import SIG_DFL, SIGALRM, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGTERM
+    from signal import SIG_DFL, SIGALRM, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGTERM, alarm
     from signal import signal as set_handler
     from typing import Any, NoReturn
 else:  # the `signal` module only adds names to these numbers, with `enum`: a third of what Python's start costs
-    from _signal import SIG_DFL, SIGALRM, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGTERM
+    from _signal import SIG_DFL, SIGALRM, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGTERM, alarm
     from _signal import signal as set_handler
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -44,6 +44,12 @@ class Child:
 
     pid: int
     start: int
+
+
+class Ended(SystemExit):
+    """We were ended (SIGTERM) while a child ran. It was told to end too; whether it can is not known."""
+
+    child: Child | None = None
 
 
 @frozen
@@ -137,7 +143,8 @@ def _supervise(
     pipes = [os.pipe() for _ in range(3)]
     pid = os.fork()
     if pid == 0:
-        _become_child([write for _, write in pipes], body)
+        # Should we be killed ourselves: the kernel ends it then (alarm(2) outlives exec).
+        _become_child([write for _, write in pipes], body, int(timeout + grace + KILL_WAIT) + 1)
     for _, write in pipes:
         os.close(write)
     readers = [read for read, _ in pipes]
@@ -155,8 +162,11 @@ def _supervise(
             rc = _follow(pid, readers, data, time.monotonic() + seconds, limit)
             if rc is not None:
                 break
-    except BaseException:  # our own end (SIGTERM by slurmd, Ctrl-C): leave no child behind
-        _signal_group(pid, SIGKILL)
+    except BaseException as end:  # our own end (SIGTERM by slurmd, Ctrl-C): leave no child behind
+        # Not SIGKILL: of dcgmi that leaves the diagnostic running. Who is deaf to SIGTERM has the alarm.
+        _signal_group(pid, SIGTERM)
+        if isinstance(end, Ended):
+            end.child = child
         raise
     finally:
         set_handler(SIGTERM, before)
@@ -166,15 +176,16 @@ def _supervise(
 
 
 def _terminated(*_: object) -> NoReturn:
-    raise SystemExit(128 + SIGTERM)
+    raise Ended(128 + SIGTERM)
 
 
-def _become_child(ends: Sequence[int], body: Callable[[int], NoReturn]) -> NoReturn:
+def _become_child(ends: Sequence[int], body: Callable[[int], NoReturn], seconds: int) -> NoReturn:
     """In the child: own session, fds 0-2 on /dev/null and our pipes, 3 the result pipe (closed by exec), no others."""
     try:
         os.setsid()
         for number in (SIGTERM, SIGINT, SIGHUP, SIGPIPE, SIGALRM):
             set_handler(number, SIG_DFL)
+        alarm(seconds)
         null = os.open("/dev/null", os.O_RDWR)
         # Out of the way of 0-3 first: a hook may have been started with some of those closed.
         sources = [os.dup(fd) if fd < 4 else fd for fd in (null, *ends)]

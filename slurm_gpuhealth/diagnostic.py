@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 
-from slurm_gpuhealth import jobs, watch
+from slurm_gpuhealth import jobs, lock, watch
 from slurm_gpuhealth.frozen import replace
 
 TYPE_CHECKING = False
@@ -42,8 +41,8 @@ def run_level(
     if settings.sources.dcgm == "off" or settings.dcgm.backend == "off":
         return "off"
     began = time.time()
-    lock = take_turn(settings, "diagnostic", deadline)
-    if lock is None:
+    turn = lock.take(settings, "diagnostic", deadline)
+    if turn is None:
         return "not-testable"
     try:
         if jobs.fresh_pass(journal, uuids, level, began - reuse):
@@ -56,24 +55,7 @@ def run_level(
             return "not-testable"
         return _run(settings, journal, program, level, [] if everything else uuids, left, others)
     finally:
-        os.close(lock)
-
-
-def take_turn(settings: Settings, name: str, deadline: float = 0.0) -> int | None:
-    """The lock `name` of this node as a descriptor to close, or None when another holds it until `deadline`."""
-    from slurm_gpuhealth.journal import make_private
-
-    make_private(settings.paths.run)
-    fd = os.open(os.path.join(settings.paths.run, name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                os.close(fd)
-                return None
-            time.sleep(0.05)
+        os.close(turn)
 
 
 def _run(
@@ -89,9 +71,7 @@ def _run(
     from slurm_gpuhealth import diagnose, record
 
     now = time.time()
-    diagnosis = watch.guarded(
-        journal, "dcgm", watch.boot_id(settings), lambda: _not_busy(settings, level, uuids, timeout)
-    )
+    diagnosis = watch.guarded(settings, journal, "dcgm", timeout, lambda left: _not_busy(settings, level, uuids, left))
     if diagnosis is None:
         return "not-testable"
     asked = uuids or [gpu["uuid"] for gpu in journal.get("gpus", [])]
@@ -145,11 +125,10 @@ def _result_since(journal: Journal, uuids: Sequence[str], level: int, since: flo
     worst = ""
     for uuid in uuids:
         row = journal.one(
-            "SELECT outcome FROM diagnostic WHERE uuid = ? AND level >= ? AND time + seconds >= ?"
-            " ORDER BY time DESC LIMIT 1",
-            *(uuid, level, since),
+            "SELECT outcome, time + seconds FROM diagnostic WHERE uuid = ? AND level >= ? ORDER BY id DESC LIMIT 1",
+            *(uuid, level),
         )
-        if row is None:
+        if row is None or not since <= row[1] <= time.time() + 1:  # later than now: the clock was set back since
             return ""
         order = ("", "pass", "warn", "config", "not-testable", "tool-error", "fail")
         worst = max(worst, row[0], key=order.index)

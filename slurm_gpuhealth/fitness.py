@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 
-from slurm_gpuhealth import act, diagnostic, identity, jobs, record, watch
+from slurm_gpuhealth import act, diagnostic, identity, jobs, lock, record, watch
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control
@@ -24,8 +25,7 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
     """The prolog's exit code: 0 starts the job (or we have requeued it), 1 makes Slurm move it on."""
     now = time.time()
     uuids = _gpus(settings, journal, job)
-    if not 0 <= now - journal.get("nvml-time", 0) < settings.check.interval:
-        watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
+    _read_nvml(settings, journal, now, deadline)
     tested = diagnostic.run_level(
         *(settings, journal, "prolog", 1, uuids), deadline=deadline, reuse=settings.prolog.reuse_pass, everything=True
     )
@@ -44,10 +44,19 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
         outcome = _held_still(settings, journal, job.node, now)
     if outcome in act.OUT:
         jobs.turned_away(journal, job.job_id)
-        return move_on(settings, job)
+        return 1 if move_on(settings, job) and _drained(settings, job.node) else 0
     if outcome != "nothing":
         say(f"{job.node}: job {job.job_id} starts although the node is not fit ({outcome})", error=True)
     return 0
+
+
+def _read_nvml(settings: Settings, journal: Journal, now: float, deadline: float) -> None:
+    """A reading that is fresh. Of fifty prologs at once one reads, and the others wait for it inside their deadline."""
+    turn = lock.take(settings, "reading", deadline)
+    if turn is not None:
+        if not 0 <= now - journal.get("nvml-time", 0) < settings.check.interval:
+            watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
+        os.close(turn)
 
 
 def move_on(settings: Settings, job: Job) -> int:
@@ -104,9 +113,12 @@ def _leftovers(
         return
     from slurm_gpuhealth.evidence import leftovers
 
-    boot = watch.boot_id(settings)
     timeout = min(timeout, settings.nvml.timeout)
-    probed = watch.guarded(journal, "nvml", boot, lambda: leftovers.read(settings, uuids, timeout))
+    try:
+        probed = watch.guarded(settings, journal, "nvml", timeout, lambda left: leftovers.read(settings, uuids, left))
+    except TimeoutError as error:
+        say(f"{job.node}: what job {job.job_id} left behind was not looked at: {error}")
+        return
     if probed is None or not probed.value:
         return
     uid = -1 if job.uid is None else job.uid
@@ -137,15 +149,18 @@ def _why_not(settings: Settings, journal: Journal, job: Job, uuids: Sequence[str
     return ""
 
 
+def _drained(settings: Settings, node: str) -> bool:
+    """Whether the node is drained at this moment: if not, exit 1 would make Slurm drain it, outside of our budget."""
+    try:
+        return "DRAIN" in control.show_node(settings.slurm, node).flags
+    except control.SlurmError:  # it was a moment ago
+        return True
+
+
 def _held_still(settings: Settings, journal: Journal, node: str, now: float) -> str:
     """Our journal says that we hold this node, and yet a job starts on it: do we?"""
-    try:
-        found = control.show_node(settings.slurm, node)
-    except control.SlurmError as error:
-        say(f"{node}: {error}")
-        return "undecided"
-    act.follow_hold(settings, journal, found, now)
-    return "held" if found.ours else "nothing"
+    found = act.look_at_hold(settings, journal, node, now)
+    return "undecided" if found is None else "held" if found.ours else "nothing"
 
 
 def _gpus(settings: Settings, journal: Journal, job: Job) -> list[str]:

@@ -71,7 +71,7 @@ def fresh_pass(journal: Journal, uuids: Sequence[str], level: int, since: float)
     """Whether each GPU passed run level `level` or a deeper one after `since`, with nothing new on it after that."""
     for uuid in uuids:
         row = journal.one(
-            "SELECT time, outcome FROM diagnostic WHERE uuid = ? AND level >= ? ORDER BY time DESC LIMIT 1", uuid, level
+            "SELECT time, outcome FROM diagnostic WHERE uuid = ? AND level >= ? ORDER BY id DESC LIMIT 1", uuid, level
         )
         if (
             row is None or not since <= row[0] <= time.time() + 1 or row[1] not in ("pass", "config")

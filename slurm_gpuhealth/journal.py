@@ -7,8 +7,9 @@
     decision     each change of the node that was made, refused, put off, or would have been made (shadow)
     retest       GPUs whose bandwidth was low while other jobs ran: to be tested again when the node is idle
 
-Killed at any instruction it is good on the next run (WAL). A corrupt file is set aside and begun anew. When the disk
-is full or read-only the journal goes on in `paths.run` (a tmpfs) and comes back with its state when the disk does.
+Killed at any instruction it is good on the next run (WAL). A corrupt file is set aside and begun anew with what could
+be read of it. When the disk is full or read-only a copy of it, acks and faults that wait included, goes on in
+`paths.run` (a tmpfs), and comes back when the disk does.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from __future__ import annotations
 import marshal
 import os
 import sqlite3
-import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Callable, Iterator
+    from typing import Any, TypeVar
 
     from slurm_gpuhealth.settings import Paths
 
+    Result = TypeVar("Result")
+
+NAME = "journal.db"
 VERSION = 1
 SCHEMA = """
 CREATE TABLE state (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -54,28 +57,35 @@ CREATE TABLE retest (uuid TEXT PRIMARY KEY, time REAL NOT NULL, job INTEGER) WIT
 
 def open_journal(paths: Paths) -> Journal:
     """The journal in `paths.state`; in `paths.run`, or in memory, when that can't be written (`.trouble` says why)."""
-    fallback = os.path.join(paths.run, "journal.db")
     trouble = ""
     try:
-        journal = Journal(_connect(paths.state), fallback)
-        if os.path.exists(fallback):  # an earlier run could not write: can we now?
-            _come_back(journal, fallback)
+        journal = Journal(connect(paths.state), paths.state, paths.run)
+        if os.path.exists(os.path.join(paths.run, NAME)):  # an earlier run could not write: can we now?
+            from slurm_gpuhealth import journal_mend
+
+            journal_mend.come_back(journal.db, paths.run)
         return journal
     except (OSError, sqlite3.Error) as error:
         trouble = f"journal in {paths.state}: {error}"
     try:
-        return Journal(_connect(paths.run), fallback, trouble)
+        from slurm_gpuhealth import journal_mend
+
+        return Journal(journal_mend.begin(connect(paths.run)), paths.run, paths.run, trouble)
     except (OSError, sqlite3.Error) as error:
-        return Journal(_memory(), fallback, f"{trouble}; in {paths.run}: {error}")
+        return Journal(memory(), "", paths.run, f"{trouble}; in {paths.run}: {error}")
 
 
 class Journal:
     """An open journal. No method raises for a bad disk: it goes on in the fallback and `trouble` says why."""
 
-    def __init__(self, db: sqlite3.Connection, fallback: str, trouble: str = "") -> None:
+    def __init__(self, db: sqlite3.Connection, folder: str, run: str, trouble: str = "") -> None:
         self.db = db
-        self.fallback = fallback
+        self.folder = folder
+        """Where it is; "" in memory."""
+        self.run = run
         self.trouble = trouble
+        self._whole = False
+        """Inside `together`: then a statement that fails is not done elsewhere by itself."""
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of `name`, of marshal's types; `default` when absent or unreadable."""
@@ -98,34 +108,43 @@ class Journal:
         return next(self.rows(sql, *values), None)
 
     def rows(self, sql: str, *values: Any) -> Iterator[Any]:
-        try:
-            yield from self.db.execute(sql, values).fetchall()
-        except sqlite3.DatabaseError as error:
-            self._fall_back(error)
-            yield from self.db.execute(sql, values).fetchall()
+        return iter(self._do(lambda: self.db.execute(sql, values).fetchall()))
 
     def write(self, sql: str, *values: Any) -> int:
         """Run one INSERT, UPDATE or DELETE: the new row's id."""
-        try:
-            return self.db.execute(sql, values).lastrowid or 0
-        except sqlite3.DatabaseError as error:
-            self._fall_back(error)
-            return self.db.execute(sql, values).lastrowid or 0
+        return self._do(lambda: self.db.execute(sql, values).lastrowid or 0)
 
-    def begin(self) -> None:
-        """Take the write lock: what is read from here on stays so until `commit`."""
-        try:
-            self.db.execute("BEGIN IMMEDIATE")
-        except sqlite3.DatabaseError as error:
-            self._fall_back(error)
-            self.db.execute("BEGIN IMMEDIATE")
+    def together(self, body: Callable[[], Result]) -> Result:
+        """`body()` in one transaction: what it reads and writes is kept as a whole or not at all.
 
-    def commit(self) -> None:
-        try:
-            if self.db.in_transaction:
+        Where the disk is bad all of it is done again in the fallback. For short work: the other programs wait for it.
+        """
+        if self._whole:
+            return body()
+
+        def whole() -> Result:
+            self._whole = True
+            try:
+                self.db.execute("BEGIN IMMEDIATE")
+                result = body()
                 self.db.execute("COMMIT")
-        except sqlite3.DatabaseError as error:
-            self._fall_back(error)
+                return result
+            except BaseException:
+                undo(self.db)
+                raise
+            finally:
+                self._whole = False
+
+        return self._do(whole)
+
+    def _do(self, work: Callable[[], Result]) -> Result:
+        while True:
+            try:
+                return work()
+            except sqlite3.DatabaseError as error:
+                if self._whole or not self.folder:
+                    raise
+                self._fall_back(error)
 
     def prune(self, before: float) -> None:
         """Forget what is older than `before`: findings that still stand and jobs that still run are kept."""
@@ -135,25 +154,11 @@ class Journal:
         self.write("DELETE FROM decision WHERE time < ?", before)
 
     def _fall_back(self, error: sqlite3.DatabaseError) -> None:
-        """Go on in `paths.run` with the state as it was; in memory when that fails too."""
-        state: Sequence[Any] = []
-        try:
-            state = self.db.execute("SELECT name, value FROM state").fetchall()
-            self.db.close()
-        except sqlite3.Error:
-            pass
-        if self.trouble:
-            self.db = _memory()
-        else:
-            try:
-                self.db = _connect(os.path.dirname(self.fallback))
-            except (OSError, sqlite3.Error):
-                self.db = _memory()
+        from slurm_gpuhealth import journal_mend
+
+        was, self.folder = self.folder, ""
         self.trouble = self.trouble or f"journal: {error}"
-        try:
-            self.db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state)
-        except sqlite3.Error:
-            self.db = _memory()
+        self.db, self.folder = journal_mend.fall_back(self.db, error, was, self.run)
 
 
 def make_private(folder: str) -> None:
@@ -169,26 +174,21 @@ def make_private(folder: str) -> None:
         os.chmod(folder, 0o700)
 
 
-def _connect(folder: str) -> sqlite3.Connection:
+def connect(folder: str) -> sqlite3.Connection:
     make_private(folder)
-    path = os.path.join(folder, "journal.db")
+    path = os.path.join(folder, NAME)
     try:
-        return _open(path)
+        return open_file(path)
     except sqlite3.OperationalError:  # locked, full, read-only: not the file's fault
         raise
     except sqlite3.DatabaseError as error:
-        aside = f"{path}.corrupt-{int(time.time())}"
-        os.rename(path, aside)
-        for suffix in ("-wal", "-shm"):
-            if os.path.exists(path + suffix):
-                os.unlink(path + suffix)
-        db = _open(path)
-        note = marshal.dumps(f"{error}; set aside as {aside} and begun anew", 4)
-        db.execute("INSERT OR REPLACE INTO state VALUES ('corrupt', ?)", (note,))
-        return db
+        from slurm_gpuhealth import journal_mend
+
+        journal_mend.set_aside(path, error)
+        return open_file(path)
 
 
-def _open(path: str) -> sqlite3.Connection:
+def open_file(path: str) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=10, isolation_level=None)
     # NORMAL: no fsync for each commit; a power cut may lose the last seconds, never the file.
     db.execute("PRAGMA synchronous = NORMAL")
@@ -204,18 +204,15 @@ def _open(path: str) -> sqlite3.Connection:
     return db
 
 
-def _memory() -> sqlite3.Connection:
+def memory() -> sqlite3.Connection:
     db = sqlite3.connect(":memory:", isolation_level=None)
     db.executescript(SCHEMA)
     return db
 
 
-def _come_back(journal: Journal, fallback: str) -> None:
-    """Carry the state of the fallback over to the journal that can be written again, and remove the fallback."""
-    with sqlite3.connect(fallback) as old:
-        state: Sequence[Mapping[str, bytes]] = old.execute("SELECT name, value FROM state").fetchall()
-    journal.db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", state)
-    old.close()
-    for suffix in ("", "-wal", "-shm"):
-        if os.path.exists(fallback + suffix):
-            os.unlink(fallback + suffix)
+def undo(db: sqlite3.Connection) -> None:
+    try:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+    except sqlite3.Error:  # what ends with the connection is undone too
+        pass

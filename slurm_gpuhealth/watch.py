@@ -10,15 +10,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from slurm_gpuhealth.child import Child
     from slurm_gpuhealth.findings import Finding
     from slurm_gpuhealth.journal import Journal
     from slurm_gpuhealth.judge import Judged
     from slurm_gpuhealth.settings import Settings
 
-    Look = Callable[[Settings, Journal, float, float], tuple[Sequence[Finding], bool]]
-    """(settings, journal, now, seconds it may take) → what was found; whether all of it could be read: then what is
-    not found any more is mended. OSError: this source could not be read."""
+    Seen = tuple[Sequence[Finding], bool, dict[str, Any]]
+    """What was found; whether all of it could be read: then what is not found any more is mended; and the journal's
+    values that go with it."""
+    Look = Callable[[Settings, Journal, float, float], Seen]
+    """(settings, journal, now, seconds it may take) → what was seen. OSError: this source could not be read."""
 
 
 def kernel(settings: Settings, journal: Journal, now: float) -> list[Judged]:
@@ -27,22 +28,21 @@ def kernel(settings: Settings, journal: Journal, now: float) -> list[Judged]:
         return []
     from slurm_gpuhealth.evidence import kernel as evidence
 
-    judged: list[Judged] = []
-    journal.begin()
-    look = evidence.collect(
-        settings.paths.kernel_log, journal.get("kernel"), boot_id(settings), now, settings.paths.sys
-    )
-    if look.findings or journal.get("kernel-trouble"):
-        from slurm_gpuhealth import record
+    boot = boot_id(settings)
 
-        judged = record.keep(journal, settings, look.findings, now)
-        record.clear(journal, ("kernel",), judged, now)
-        journal.put("kernel-trouble", any(one.finding.source == "kernel" for one in judged) or None)
-    journal.put("kernel", look.cursor)
-    journal.commit()
-    if journal.trouble:  # the commit may have failed: at least the same lines are not judged twice
-        journal.put("kernel", look.cursor)
-    return judged
+    def look() -> list[Judged]:
+        judged: list[Judged] = []
+        seen = evidence.collect(settings.paths.kernel_log, journal.get("kernel"), boot, now, settings.paths.sys)
+        if seen.findings or journal.get("kernel-trouble"):
+            from slurm_gpuhealth import record
+
+            judged = record.keep(journal, settings, seen.findings, now)
+            record.clear(journal, ("kernel",), judged, now)
+            journal.put("kernel-trouble", any(one.finding.source == "kernel" for one in judged) or None)
+        journal.put("kernel", seen.cursor)
+        return judged
+
+    return journal.together(look)
 
 
 def source(settings: Settings, journal: Journal, name: str, now: float, timeout: float) -> list[Judged]:
@@ -51,22 +51,38 @@ def source(settings: Settings, journal: Journal, name: str, now: float, timeout:
     if getattr(settings.sources, name, "enforce") == "off":
         return []
     began = time.monotonic()
-    judged: list[Judged] = []
     error = ""
-    try:
-        findings, whole = look(settings, journal, now, timeout)
-        # Nothing found, nothing standing, as nearly always: nothing to judge, and no judge is imported.
-        if findings or (whole and _stands(journal, sources)):
-            from slurm_gpuhealth import record
 
-            judged = record.keep(journal, settings, findings, now)
-            if whole:
-                record.clear(journal, sources, judged, now)
+    def keep() -> list[Judged]:
+        for key, value in state.items():
+            journal.put(key, value)
+        # Nothing found, nothing standing, as nearly always: nothing to judge, and no judge is imported.
+        if not (findings or (whole and _stands(journal, sources))):
+            return []
+        from slurm_gpuhealth import record
+
+        judged = record.keep(journal, settings, findings, now)
+        if whole:
+            record.clear(journal, sources, judged, now)
+        return judged
+
+    try:
+        findings, whole, state = look(settings, journal, now, timeout)
+        # At once: a program that is killed between the two would have counted an error and not told of it.
+        return journal.together(keep)
     except OSError as failure:
         error = f"could not be read: {failure}"
-    notes = {"time": now, "seconds": round(time.monotonic() - began, 3), "error": error}
-    journal.put("sources", {**journal.get("sources", {}), name: notes})
-    return judged
+    except (
+        Exception
+    ) as failure:  # a source that breaks must not keep the others from being read, nor faults from acting
+        error = f"broke: {type(failure).__name__}: {failure}; please report it"
+        from slurm_gpuhealth.say import say
+
+        say(f"source {name} {error}", error=True)
+    finally:
+        notes = {"time": now, "seconds": round(time.monotonic() - began, 3), "error": error}
+        journal.put("sources", {**journal.get("sources", {}), name: notes})
+    return []
 
 
 def due(settings: Settings, journal: Journal, name: str, now: float) -> bool:
@@ -78,22 +94,36 @@ def due(settings: Settings, journal: Journal, name: str, now: float) -> bool:
     return every == 0 or not 0 <= now - last < every
 
 
-def guarded(journal: Journal, name: str, boot: str, start: Callable[[], Any]) -> Any:
-    """`start()`, whose result has `.stuck`; None, and nothing started, while an earlier child can't be killed."""
-    stuck = journal.get("stuck", {})
-    old = stuck.get(name)
-    if old:
-        from slurm_gpuhealth.child import Child, alive
+def guarded(settings: Settings, journal: Journal, name: str, seconds: float, start: Callable[[float], Any]) -> Any:
+    """`start(seconds)`, whose result has `.stuck`; None, and nothing started, while an earlier child can't be killed.
 
-        if old[0] == boot and alive(Child(old[1], old[2])):
+    One at a time: of two that start together both would be stuck. TimeoutError when another program's does not end.
+    """
+    from slurm_gpuhealth import lock
+    from slurm_gpuhealth.child import Child, Ended, alive
+
+    deadline = time.monotonic() + seconds
+    turn = lock.take(settings, name, deadline)
+    if turn is None:
+        raise TimeoutError(f"another program of ours is at it, and was not done in {seconds:.0f} s")
+    boot, stuck = boot_id(settings), journal.get("stuck", {})
+    old, child = stuck.get(name), None
+    try:
+        if old and old[0] == boot and alive(Child(old[1], old[2])):
+            child = Child(old[1], old[2])
             return None
-    result = start()
-    child: Child | None = result.stuck
-    new = (boot, child.pid, child.start) if child else None
-    if new != old:
-        rest = {other: value for other, value in stuck.items() if other != name}
-        journal.put("stuck", {**rest, name: new} if new else rest)
-    return result
+        result = start(max(0.1, deadline - time.monotonic()))
+        child = result.stuck
+        return result
+    except Ended as end:  # slurmd lost patience with us: whether the child dies of it is seen the next time
+        child = end.child
+        raise
+    finally:
+        new = (boot, child.pid, child.start) if child else None
+        if new != old:
+            rest = {other: value for other, value in stuck.items() if other != name}
+            journal.put("stuck", {**rest, name: new} if new else rest)
+        os.close(turn)
 
 
 def _stands(journal: Journal, sources: Sequence[str]) -> bool:
@@ -109,68 +139,72 @@ def boot_id(settings: Settings) -> str:
         return file.read().strip()
 
 
-def _nvml(settings: Settings, journal: Journal, now: float, timeout: float) -> tuple[Sequence[Finding], bool]:
-    """All GPUs, judged against the last reading and the baseline, which are then replaced."""
+def _nvml(settings: Settings, journal: Journal, now: float, timeout: float) -> Seen:
+    """All GPUs, judged against the last reading and the baseline, which it replaces."""
     from slurm_gpuhealth.evidence import nvml
 
     baseline, boot = journal.get("nvml-baseline", {}), boot_id(settings)
     timeout = min(timeout, settings.nvml.timeout)
     full = journal.get("nvml-boot") != boot  # the first of a boot also reads what does not change: VBIOS, limits
-    probed = guarded(journal, "nvml", boot, lambda: nvml.read(settings, timeout=timeout, full=full, baseline=baseline))
+    probed = guarded(
+        settings, journal, "nvml", timeout, lambda left: nvml.read(settings, timeout=left, full=full, baseline=baseline)
+    )
     if probed is None:
-        return [nvml.hung(now)], False
+        return [nvml.hung(now)], False, {}
     findings, baseline = nvml.judge_probed(
         probed, journal.get("nvml"), baseline, journal.get("gpus", []), settings, now
     )
-    if probed.value and "gpus" in probed.value:
-        journal.put("nvml-baseline", baseline)
-        journal.put("nvml", {"time": now, **probed.value})
-        journal.put("nvml-time", now)
-        journal.put("nvml-boot", boot)
-        keep = ("pci", "serial", "minor", "name", "index")
-        gpus = [{"uuid": uuid, **{k: gpu.get(k) for k in keep}} for uuid, gpu in baseline["gpus"].items()]
-        journal.put("gpus", sorted(gpus, key=lambda gpu: gpu["index"] or 0))
-        return findings, True
-    return findings, False
+    if not (probed.value and "gpus" in probed.value):
+        return findings, False, {}
+    keep = ("pci", "serial", "minor", "name", "index")
+    gpus = [{"uuid": uuid, **{k: gpu.get(k) for k in keep}} for uuid, gpu in baseline["gpus"].items()]
+    return (
+        findings,
+        True,
+        {
+            "nvml-baseline": baseline,
+            "nvml": {"time": now, **probed.value},
+            "nvml-time": now,
+            "nvml-boot": boot,
+            "gpus": sorted(gpus, key=lambda gpu: gpu["index"] or 0),
+        },
+    )
 
 
-def _dcgm_health(settings: Settings, journal: Journal, now: float, timeout: float) -> tuple[Sequence[Finding], bool]:
+def _dcgm_health(settings: Settings, journal: Journal, now: float, timeout: float) -> Seen:
     from slurm_gpuhealth.evidence import dcgm_health
 
-    return dcgm_health.collect(settings, now, timeout), True
+    return dcgm_health.collect(settings, now, timeout), True, {}
 
 
-def _infiniband(settings: Settings, journal: Journal, now: float, timeout: float) -> tuple[Sequence[Finding], bool]:
+def _infiniband(settings: Settings, journal: Journal, now: float, timeout: float) -> Seen:
     from slurm_gpuhealth.evidence import infiniband
 
     findings, baseline = infiniband.collect(settings, journal.get("infiniband", {}), now)
-    journal.put("infiniband", baseline)
-    return findings, True
+    return findings, True, {"infiniband": baseline}
 
 
-def _host(settings: Settings, journal: Journal, now: float, timeout: float) -> tuple[Sequence[Finding], bool]:
+def _host(settings: Settings, journal: Journal, now: float, timeout: float) -> Seen:
     from slurm_gpuhealth.evidence import host
 
     findings, state = host.collect(settings, journal.get("host", {}), now)
-    journal.put("host", state)
-    return findings, True
+    return findings, True, {"host": state}
 
 
-def _site(settings: Settings, journal: Journal, now: float, timeout: float) -> tuple[Sequence[Finding], bool]:
+def _site(settings: Settings, journal: Journal, now: float, timeout: float) -> Seen:
     from slurm_gpuhealth.evidence import site
 
     findings, state = site.collect(settings, journal.get("site", {}), now)
-    journal.put("site", state)
-    return findings, True
+    return findings, True, {"site": state}
 
 
-def _inventory(settings: Settings, journal: Journal, now: float, timeout: float) -> tuple[Sequence[Finding], bool]:
+def _inventory(settings: Settings, journal: Journal, now: float, timeout: float) -> Seen:
     from slurm_gpuhealth.evidence import inventory
 
     gres = journal.get("gres", {})
     offered = None if gres.get("error") or not gres else len(gres["uuids"])
     listed = inventory.identities(settings)
-    return inventory.collect(settings, listed, journal.get("nvml-baseline", {}), offered, now), True
+    return inventory.collect(settings, listed, journal.get("nvml-baseline", {}), offered, now), True, {}
 
 
 SOURCES: dict[str, tuple[tuple[str, ...], float | Callable[[Settings], float], Look]] = {

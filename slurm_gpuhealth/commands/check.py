@@ -9,7 +9,7 @@ import os
 import time
 import zlib
 
-from slurm_gpuhealth import hook, jobs, watch
+from slurm_gpuhealth import hook, jobs, lock, watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,15 +28,13 @@ def check() -> int:
     if not opened:
         return 0
     settings, journal = opened
-    from slurm_gpuhealth.diagnostic import take_turn
-
-    lock = take_turn(settings, "check")
-    if lock is None:  # an earlier check still runs
+    turn = lock.take(settings, "check")
+    if turn is None:  # an earlier check still runs
         return 0
     try:
         look(settings, journal, node, began + settings.check.timeout)
     finally:
-        os.close(lock)
+        os.close(turn)
     return 0
 
 
@@ -60,7 +58,7 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
         act.act(settings, journal, "check", node, now)
     elif not jobs.running(journal):
         _poll(settings, journal, node, now)
-    if now - journal.get("pruned", 0) > 86400:
+    if not 0 <= now - journal.get("pruned", 0) <= 86400:
         journal.prune(now - settings.journal.keep)
         journal.put("pruned", now)
     journal.put("checked", now)
@@ -92,10 +90,5 @@ def _poll(settings: Settings, journal: Journal, node: str, now: float) -> None:
         return
     journal.put("polled", now)
     from slurm_gpuhealth import act
-    from slurm_gpuhealth.say import say
-    from slurm_gpuhealth.slurm import control
 
-    try:
-        act.follow_hold(settings, journal, control.show_node(settings.slurm, node), now)
-    except (control.SlurmError, ValueError) as error:
-        say(f"{node}: {error}")
+    act.look_at_hold(settings, journal, node, now)

@@ -222,10 +222,13 @@ def _driven(settings: Settings, journal: Journal | None) -> int | str:
     from slurm_gpuhealth import watch
     from slurm_gpuhealth.evidence import nvml
 
-    def ask() -> Any:
-        return nvml.read(settings, baseline=journal.get("nvml-baseline") if journal else None)
+    def ask(seconds: float = settings.nvml.timeout) -> Any:
+        return nvml.read(settings, timeout=seconds, baseline=journal.get("nvml-baseline") if journal else None)
 
-    probed = watch.guarded(journal, "nvml", watch.boot_id(settings), ask) if journal else ask()
+    try:
+        probed = watch.guarded(settings, journal, "nvml", settings.nvml.timeout, ask) if journal else ask()
+    except TimeoutError as error:
+        return str(error)
     if probed is None:
         return "the driver hangs: an earlier child still waits for it"
     if not probed.value:

@@ -113,7 +113,7 @@ def _left_alone(settings: Settings, after: NodeRecord) -> str:
     if os.geteuid() != 0 or not os.path.exists(os.path.join(settings.paths.state, "journal.db")):
         return ""
     journal = open_journal(settings.paths)
-    act.follow_hold(settings, journal, after, time.time())
+    act.look_at_hold(settings, journal, after.name, time.time())
     standing = journal.rows(
         "SELECT source, code, gpu, message FROM finding WHERE standing AND cleared IS NULL AND severity = 'fault'"
         " AND mode = 'acked' ORDER BY time"

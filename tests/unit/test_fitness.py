@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import diagnostic, fitness, jobs, record
+from slurm_gpuhealth import diagnostic, fitness, jobs, lock, record
 from slurm_gpuhealth.diagnose import model
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
@@ -125,11 +125,11 @@ def test_all_who_wait_for_a_diagnostic_take_its_result(settings, monkeypatch, jo
 def test_who_can_not_wait_long_enough_has_not_been_tested(settings, journal):
     import os
 
-    lock = diagnostic.take_turn(settings, "diagnostic")
+    turn = lock.take(settings, "diagnostic")
     try:
         assert run_level(settings, journal, deadline=time.monotonic() + 0.2) == "not-testable"
     finally:
-        os.close(lock)
+        os.close(turn)
 
 
 def test_a_gpu_that_is_missing_from_a_passing_result_did_not_pass(settings, journal, monkeypatch):

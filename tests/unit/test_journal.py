@@ -102,6 +102,129 @@ def test_on_a_read_only_disk_it_says_so_and_goes_on(paths):
         subprocess.run(["umount", "-l", paths.state], check=True)
 
 
+def waiting(journal):
+    return [row[0] for row in journal.rows("SELECT code FROM finding WHERE acted IS NULL ORDER BY id")]
+
+
+INSERT = (
+    "INSERT INTO finding (time, seen, source, code, severity, rung, mode, message, standing, count, details, acted)"
+    " VALUES (9, 9, 'xid', ?, 'fault', '', 'enforce', '', 0, 1, '{}', ?)"
+)
+
+
+def fill(folder):
+    """Leave no space in `folder`, a small file system of its own."""
+    fd = os.open(os.path.join(folder, "fill"), os.O_WRONLY | os.O_CREAT)
+    with contextlib.suppress(OSError):
+        while True:
+            os.write(fd, b"x" * 4096)
+    os.close(fd)
+
+
+@pytest.fixture
+def small(paths):
+    """`paths` with a state folder of 256 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("mounts a file system")
+    os.makedirs(paths.state)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", paths.state], check=True)
+    yield paths
+    subprocess.run(["umount", "-l", paths.state], check=True)
+
+
+def test_faults_and_acks_go_along_to_the_fallback_and_back(small):
+    journal = open_journal(small)
+    journal.write(INSERT, "waits", None)
+    journal.write(INSERT, "waits too", None)
+    journal.write(INSERT, "had its decision", 1)
+    fill(small.state)
+    journal.write(INSERT, "x" * 50000, None)
+    assert "full" in journal.trouble
+    assert waiting(journal) == ["waits", "waits too", "x" * 50000]
+    second = open_journal(small)
+    second.write("UPDATE finding SET acted = 2 WHERE code = 'waits'")
+    second.write(INSERT, "new", None)
+    assert second.trouble
+    os.unlink(os.path.join(small.state, "fill"))
+    mended = open_journal(small)
+    assert not mended.trouble
+    assert waiting(mended) == ["waits too", "x" * 50000, "new"]
+
+
+def test_what_a_transaction_found_is_not_lost_when_the_disk_is_full_at_its_end(small):
+    journal = open_journal(small)
+    journal.put("cursor", 1)
+    fill(small.state)
+
+    def look():
+        assert journal.get("cursor") == 1
+        for number in range(30):
+            journal.write(INSERT, f"{number}" * 4000, None)
+        journal.put("cursor", 2)
+
+    journal.together(look)
+    assert (journal.get("cursor"), len(waiting(journal))) == (2, 30)
+    assert len(waiting(open_journal(small))) == 30
+
+
+def test_a_fallback_is_carried_over_once_and_takes_no_number_of_another_row(paths):
+    journal = open_journal(paths)
+    journal.write(INSERT, "old", None)
+    journal._fall_back(sqlite3.OperationalError("database or disk is full"))
+    other = sqlite3.connect(os.path.join(paths.state, "journal.db"))
+    other.execute(INSERT, ("meanwhile", None))
+    other.commit()
+    journal.write(INSERT, "in the fallback", None)
+    journal.put("cursor", 5)
+    path = os.path.join(paths.run, "journal.db")
+    journal.db.close()
+    with open(path, "rb") as file:
+        copy = file.read()
+    assert waiting(open_journal(paths)) == ["old", "meanwhile", "in the fallback"]
+    with open(path, "wb") as file:
+        file.write(copy)  # as if it had been killed before it removed the file
+    again = open_journal(paths)
+    assert waiting(again) == ["old", "meanwhile", "in the fallback"]
+    assert again.get("cursor") == 5
+    assert not os.path.exists(path)
+
+
+def test_a_file_that_is_corrupt_further_in_is_begun_anew_with_what_can_be_read(paths):
+    journal = open_journal(paths)
+    journal.put("kernel", 7)
+    for number in range(2000):
+        journal.write(INSERT, f"{number}", 1)
+    journal.db.close()
+    path = os.path.join(paths.state, "journal.db")
+    with sqlite3.connect(path) as db:
+        page = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'finding'").fetchone()[0]
+    with open(path, "r+b") as file:
+        file.seek((page - 1) * 4096)
+        file.write(b"\xff" * 4096)
+    found = open_journal(paths)
+    assert found.rows("SELECT * FROM finding") is not None
+    found.write(INSERT, "new", None)
+    assert (found.folder, found.get("kernel"), waiting(found)) == (paths.state, 7, ["new"])
+    assert "set aside" in found.get("corrupt")
+    assert waiting(open_journal(paths)) == ["new"]
+
+
+def test_a_journal_that_is_a_folder_or_of_another_version_stops_nothing(paths):
+    os.makedirs(os.path.join(paths.state, "journal.db"))
+    journal = open_journal(paths)
+    journal.put("a", 1)
+    assert open_journal(paths).get("a") == 1
+    os.rmdir(os.path.join(paths.state, "journal.db"))
+    later = open_journal(paths)
+    assert later.get("a") == 1
+    later.write("PRAGMA user_version = 99")
+    later.write("ALTER TABLE finding RENAME TO finding2")
+    later.db.close()
+    newer = open_journal(paths)
+    newer.write(INSERT, "x", None)
+    assert (waiting(newer), newer.get("a")) == (["x"], 1)
+
+
 def test_killed_at_any_moment_the_next_program_finds_a_good_journal(paths):
     code = f"""
 from slurm_gpuhealth.journal import open_journal
@@ -111,10 +234,7 @@ n = journal.get("n", 0)
 print(n, flush=True)
 while True:
     n += 1
-    journal.begin()
-    journal.put("n", n)
-    journal.put("twin", n)
-    journal.commit()
+    journal.together(lambda: (journal.put("n", n), journal.put("twin", n)))
 """
     last = 0
     for attempt in range(8):

@@ -1,0 +1,146 @@
+"""The journal on a bad day: a corrupt file set aside, a copy in `paths.run` while the disk is full, and back again.
+
+paths.state ──full, read-only, gone──▶ paths.run ──full as well──▶ memory
+     ▲  └──corrupt──▶ set aside, begun anew      │
+     └───────────carried over once───────────────┘
+"""
+
+from __future__ import annotations
+
+import fcntl
+import marshal
+import os
+import sqlite3
+import time
+
+from slurm_gpuhealth.journal import NAME, connect, memory, open_file, undo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Tables = dict[str, list[tuple[Any, ...]]]
+
+TABLES = ("state", "finding", "job", "diagnostic", "decision", "retest")
+NUMBERED = ("finding", "diagnostic", "decision")
+
+
+def fall_back(
+    db: sqlite3.Connection, error: sqlite3.DatabaseError, folder: str, run: str
+) -> tuple[sqlite3.Connection, str]:
+    """Where to go on after `error` in `folder`, with all that can still be read: connection, folder ("" in memory)."""
+    tables = _dump(db)
+    db.close()
+    if type(error) is sqlite3.DatabaseError:  # corrupt; full, locked and read-only are OperationalError
+        try:
+            set_aside(os.path.join(folder, NAME), error)
+            return _filled(connect(folder), tables), folder
+        except (OSError, sqlite3.Error):
+            pass
+    try:
+        if folder != run:
+            return begin(connect(run), tables), run
+    except (OSError, sqlite3.Error):
+        pass
+    return _filled(memory(), tables), ""
+
+
+def begin(db: sqlite3.Connection, tables: Tables | None = None) -> sqlite3.Connection:
+    """`db` as the fallback, with what the journal held, if it could be read. One in use is newer, and stays."""
+    db.execute("BEGIN IMMEDIATE")
+    if db.execute("SELECT 1 FROM state WHERE name = 'fallback'").fetchone() is None:
+        _fill(db, tables or {})
+        copied = {table: max((row[0] for row in (tables or {}).get(table, ())), default=0) for table in NUMBERED}
+        mark = marshal.dumps((time.time(), os.getpid(), tables is not None, copied), 4)
+        db.execute("INSERT OR REPLACE INTO state VALUES ('fallback', ?)", (mark,))
+    db.execute("COMMIT")
+    return db
+
+
+def come_back(db: sqlite3.Connection, run: str) -> None:
+    """Carry the fallback over to the journal `db`, which can be written again, once, and remove it."""
+    path = os.path.join(run, NAME)
+    old = sqlite3.connect(path, timeout=10, isolation_level=None)
+    tables = _dump(old)
+    old.close()
+    mark = next((value for name, value in tables["state"] if name == "fallback"), None)
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        # Not if it was carried over already, by another program or by one that was killed before it removed the file.
+        if mark and db.execute("SELECT value FROM state WHERE name = 'fallback'").fetchone() != (mark,):
+            _merge(db, tables, mark)
+        db.execute("COMMIT")
+    finally:
+        undo(db)
+    for suffix in ("", "-wal", "-shm"):
+        if os.path.exists(path + suffix):
+            os.unlink(path + suffix)
+
+
+def set_aside(path: str, error: sqlite3.DatabaseError) -> None:
+    """Out of the way with a corrupt file; a good one that another program has begun meanwhile stays."""
+    lock = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _sound(path):
+            return
+        aside = f"{path}.corrupt-{int(time.time())}"
+        os.rename(path, aside)
+        for suffix in ("-wal", "-shm"):
+            if os.path.exists(path + suffix):
+                os.unlink(path + suffix)
+        note = marshal.dumps(f"{error}; set aside as {aside} and begun anew", 4)
+        open_file(path).execute("INSERT OR REPLACE INTO state VALUES ('corrupt', ?)", (note,))
+    finally:
+        os.close(lock)
+
+
+def _sound(path: str) -> bool:
+    try:
+        return bool(open_file(path).execute("PRAGMA quick_check").fetchone()[0] == "ok")
+    except sqlite3.DatabaseError:
+        return False
+
+
+def _merge(db: sqlite3.Connection, tables: Tables, mark: bytes) -> None:
+    _, _, whole, copied = marshal.loads(mark)  # noqa: S302 - our own file
+    if whole:  # the fallback began as a copy: what is not there any more was removed
+        db.execute("DELETE FROM state")
+        db.execute("DELETE FROM retest")
+    for table, last in copied.items():
+        new = [row for row in tables[table] if row[0] > last]
+        tables[table] = tables[table][: -len(new)] if new else tables[table]
+        for row in new:  # its number may have been taken by a program that could still write here
+            marks = ", ".join("?" * len(row))
+            if not db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row).rowcount:  # noqa: S608
+                db.execute(f"INSERT INTO {table} VALUES ({marks})", (None, *row[1:]))  # noqa: S608
+    _fill(db, tables)
+
+
+def _dump(db: sqlite3.Connection) -> Tables:
+    """All rows that can be read."""
+    tables: Tables = {table: [] for table in TABLES}
+    undo(db)
+    for table, rows in tables.items():
+        try:
+            rows += db.execute(f"SELECT * FROM {table}")  # noqa: S608 - a constant
+        except sqlite3.Error:
+            continue
+    return tables
+
+
+def _filled(db: sqlite3.Connection, tables: Tables) -> sqlite3.Connection:
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        _fill(db, tables)
+        db.execute("COMMIT")
+    finally:
+        undo(db)
+    return db
+
+
+def _fill(db: sqlite3.Connection, tables: Tables) -> None:
+    for table, rows in tables.items():
+        if rows:
+            marks = ", ".join("?" * len(rows[0]))
+            db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)  # noqa: S608

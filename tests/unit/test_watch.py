@@ -1,0 +1,86 @@
+"""Sources: one that breaks, one that hangs in two programs at once, and what is written down together."""
+
+import os
+import time
+
+import pytest
+
+from slurm_gpuhealth import lock, watch
+from slurm_gpuhealth.child import Child, Ended, Probed
+from slurm_gpuhealth.findings import Finding
+from slurm_gpuhealth.journal import open_journal
+from slurm_gpuhealth.settings import Paths, Row, Settings
+
+NOW = time.time()
+
+
+@pytest.fixture
+def settings(tmp_path):
+    boot = tmp_path / "proc/sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text("boot\n")
+    paths = Paths(state=str(tmp_path / "s"), run=str(tmp_path / "r"), proc=str(tmp_path / "proc"))
+    return Settings(mode="enforce", paths=paths, policy=(Row("*", "fault", rung="L3"),))
+
+
+@pytest.fixture
+def journal(settings):
+    return open_journal(settings.paths)
+
+
+def give(monkeypatch, look):
+    monkeypatch.setitem(watch.SOURCES, "host", (("host",), 0, look))
+
+
+def test_a_source_that_breaks_is_noted_and_keeps_nothing_else_from_being_done(settings, journal, monkeypatch):
+    give(monkeypatch, lambda *_: {}["no such key"])
+    assert watch.source(settings, journal, "host", NOW, 5) == []
+    assert "KeyError" in journal.get("sources")["host"]["error"]
+
+
+def test_a_count_and_the_finding_that_tells_of_it_are_kept_together_or_not_at_all(settings, journal, monkeypatch):
+    seen = [Finding(NOW, "host", "ecc", "one more", standing=False)]
+    give(monkeypatch, lambda *_: (seen, True, {"baseline": 1}))
+    pid = os.fork()
+    if pid == 0:
+        monkeypatch.setattr("slurm_gpuhealth.record.keep", lambda *_: os._exit(9))
+        watch.source(settings, open_journal(settings.paths), "host", NOW, 5)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    assert journal.get("baseline") is None
+
+
+def test_while_one_program_asks_the_driver_no_other_starts_a_child(settings, journal):
+    turn = lock.take(settings, "nvml")
+    started = []
+    with pytest.raises(TimeoutError, match="another program"):
+        watch.guarded(settings, journal, "nvml", 0.2, started.append)
+    os.close(turn)
+    assert started == []
+
+
+def test_a_child_that_may_be_stuck_when_we_are_ended_is_remembered(settings, journal):
+    def ended(seconds):
+        end = Ended(143)
+        end.child = Child(os.getpid(), 1)
+        raise end
+
+    with pytest.raises(Ended):
+        watch.guarded(settings, journal, "nvml", 1, ended)
+    assert journal.get("stuck") == {"nvml": ("boot", os.getpid(), 1)}
+    done = Probed({}, None, 0.0)  # pid and start time are not those of a process: it is gone
+    assert watch.guarded(settings, journal, "nvml", 1, lambda seconds: done) is done
+    assert not journal.get("stuck")
+
+
+def test_a_lock_goes_to_the_journals_folder_where_run_can_not_be_written(settings, tmp_path):
+    (tmp_path / "r").write_text("no folder")
+    first = lock.take(settings, "check")
+    assert lock.take(settings, "check") is None
+    os.close(first)
+
+
+def test_where_no_lock_can_be_had_the_work_is_done_without(settings, tmp_path):
+    for name in ("r", "s"):
+        (tmp_path / name).write_text("no folder")
+    os.close(lock.take(settings, "check"))
