@@ -1,0 +1,143 @@
+"""What follows from faults that wait, when several programs, an admin and a kill come in between."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from slurm_gpuhealth import act, fitness, record
+from slurm_gpuhealth.findings import Finding, Gpu
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.journal import open_journal
+from slurm_gpuhealth.settings import Paths, Row, Settings
+from slurm_gpuhealth.slurm import control, reason
+from slurm_gpuhealth.slurm.environment import Job
+from slurm_gpuhealth.slurm.node import NodeRecord
+
+NOW = time.time()
+
+
+class Slurm:
+    """One node's record, and what was ordered."""
+
+    def __init__(self, monkeypatch):
+        self.flags, self.reason, self.drains, self.meanwhile = frozenset(), "", 0, lambda: None
+        monkeypatch.setattr(control, "show_node", self.show)
+        monkeypatch.setattr(control, "drain", self.drain)
+        monkeypatch.setattr(control, "holds", lambda slurm, group: (frozenset(), 100))
+
+    def show(self, slurm, name):
+        record = NodeRecord(name=name, base="IDLE", flags=self.flags, reason=self.reason)
+        time.sleep(0.01)  # what is answered is old when it arrives
+        return record
+
+    def drain(self, slurm, name, wanted):
+        self.flags, self.reason, self.drains = frozenset({"DRAIN"}), reason.write(wanted), self.drains + 1
+        self.meanwhile()
+
+    def resume(self):
+        self.flags, self.reason = frozenset(), ""
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    return Slurm(monkeypatch)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    paths = Paths(state=str(tmp_path / "s"), run=str(tmp_path / "r"))
+    return Settings(mode="enforce", paths=paths, policy=(Row("*", "fault", rung="L3"),))
+
+
+@pytest.fixture
+def journal(settings):
+    return open_journal(settings.paths)
+
+
+def fault(journal, settings, number=48):
+    record.keep(journal, settings, [Finding(NOW, "xid", str(number), "", Gpu(uuid="GPU-3"))], NOW)
+
+
+def modes(journal):
+    return [row[0] for row in journal.rows("SELECT mode FROM finding ORDER BY id")]
+
+
+def test_programs_that_see_a_fault_at_once_drain_once_and_take_no_drain_for_an_ack(settings, journal, slurm):
+    fault(journal, settings)
+    outcomes = []
+
+    def one(number):
+        mine = open_journal(settings.paths)
+        outcome = act.act(settings, mine, "prolog", "n1", NOW, number)
+        if outcome == "nothing":
+            outcome = fitness._held_still(settings, mine, "n1", NOW)
+        outcomes.append(outcome)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(1, 11)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert slurm.drains == 1
+    assert sorted(outcomes) == ["drained"] + ["held"] * 9
+    assert modes(journal) == ["enforce"]
+    assert [row[0] for row in journal.rows("SELECT action FROM decision")] == ["drained"]
+
+
+def test_a_program_that_is_killed_over_its_bookkeeping_leaves_all_of_it_undone(settings, journal, slurm, monkeypatch):
+    fault(journal, settings)
+    pid = os.fork()
+    if pid == 0:
+        monkeypatch.setattr(record, "settle", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        act.act(settings, open_journal(settings.paths), "check", "n1", NOW)
+        os._exit(1)
+    os.waitpid(pid, 0)
+    assert (journal.get("hold"), len(record.waiting(journal))) == (None, 1)
+    assert journal.one("SELECT * FROM decision") is None
+    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
+
+
+def test_an_admin_who_resumes_the_node_at_once_is_not_overruled_and_the_prolog_makes_slurm_drain_nothing(
+    settings, journal, slurm, monkeypatch
+):
+    settings = replace(settings, prolog=replace(settings.prolog, move_job="exit"))
+    slurm.meanwhile = slurm.resume
+    fault(journal, settings)
+    monkeypatch.setattr(fitness, "_gpus", lambda *_: ["GPU-3"])
+    monkeypatch.setattr(fitness, "_read_nvml", lambda *_: None)
+    monkeypatch.setattr(fitness.diagnostic, "run_level", lambda *_, **__: "pass")
+    job = Job(7, "n1")
+    assert fitness.before_job(settings, journal, job, time.monotonic() + 5) == 0
+    act.look_at_hold(settings, journal, "n1", NOW)
+    assert (modes(journal), slurm.drains) == (["acked"], 1)
+    slurm.meanwhile = lambda: None
+    fault(journal, settings, 79)
+    assert fitness.before_job(settings, journal, job, time.monotonic() + 5) == 1
+    assert (slurm.flags, slurm.drains) == ({"DRAIN"}, 2)
+
+
+def test_who_finds_another_program_waiting_for_a_silent_controller_does_not_queue_behind_it_for_ever(
+    settings, journal, slurm
+):
+    settings = replace(settings, slurm=replace(settings.slurm, timeout=0.1))
+    fault(journal, settings)
+    turn = act._turn(settings)
+    began = time.monotonic()
+    assert act.act(settings, journal, "prolog", "n1", NOW) == "undecided"
+    assert time.monotonic() - began < 1
+    os.close(turn)
+    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
+
+
+def test_each_drain_is_a_decision_of_its_own_with_the_reason_that_was_there(settings, journal, slurm):
+    for before in ("Prolog error", "Epilog error"):
+        slurm.flags, slurm.reason = frozenset({"DRAIN"}), before
+        fault(journal, settings)
+        assert act.act(settings, journal, "check", "n1", NOW) == "drained"
+        slurm.resume()
+        act.look_at_hold(settings, journal, "n1", NOW)
+    was = "SELECT was FROM decision WHERE action = 'drained' ORDER BY id"
+    assert [row[0] for row in journal.rows(was)] == ["Prolog error", "Epilog error"]
