@@ -9,11 +9,15 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from signal import SIGTERM
+    from signal import signal as set_handler
     from typing import NoReturn
 
     from slurm_gpuhealth.journal import Journal
     from slurm_gpuhealth.settings import Settings
-
+else:  # see child.py
+    from _signal import SIGTERM
+    from _signal import signal as set_handler
 
 _journal: Journal | None = None
 """Of this program, for `run`'s last words."""
@@ -42,12 +46,16 @@ def start(node: str) -> tuple[Settings, Journal] | None:
 
 
 def run(body: Callable[[], int]) -> NoReturn:
-    """Exit with what `body` returns; with 0, loudly, when it fails in a way that nobody foresaw.
+    """Exit with what `body` returns; with 0, loudly, when it is ended or fails in a way that nobody foresaw.
 
     An exit code other than 0 from a prolog makes Slurm drain the node: a bug of ours must not (law 2, law 5).
     """
+    set_handler(SIGTERM, _terminated)
     try:
         code = body()
+    except SystemExit:
+        _say("ended by a signal before it was done; the job goes on")
+        code = 0
     except Exception as error:  # the one place: the top of a program whose failure must not stop jobs
         import traceback
 
@@ -58,6 +66,10 @@ def run(body: Callable[[], int]) -> NoReturn:
             _journal.put("failure", {"time": time.time(), "program": os.path.basename(sys.argv[0]), "error": text})
         code = 0
     sys.exit(code)
+
+
+def _terminated(*_: object) -> NoReturn:
+    raise SystemExit(0)
 
 
 def _say(message: str) -> None:

@@ -14,4 +14,4 @@ def say(message: str, error: bool = False) -> None:
         syslog.syslog(syslog.LOG_ERR if error else syslog.LOG_WARNING, line)
         print(f"gpuhealth: {line}", file=sys.stderr, flush=True)
     except (OSError, ValueError):  # stderr closed by whoever started us: syslog has it
-        pass
+        sys.stderr = None  # else Python tries again at its end, and exits with 120
