@@ -12,6 +12,7 @@ def say(message: str, error: bool = False) -> None:
     try:
         syslog.openlog("gpuhealth", syslog.LOG_PID, syslog.LOG_DAEMON)
         syslog.syslog(syslog.LOG_ERR if error else syslog.LOG_WARNING, line)
-        print(f"gpuhealth: {line}", file=sys.stderr, flush=True)
+        if sys.stderr:  # None would be standard output
+            print(f"gpuhealth: {line}", file=sys.stderr, flush=True)
     except (OSError, ValueError):  # stderr closed by whoever started us: syslog has it
         sys.stderr = None  # else Python tries again at its end, and exits with 120

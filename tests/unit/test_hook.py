@@ -23,7 +23,7 @@ def test_the_verdict_is_the_exit_code_and_a_bug_is_0():
 
 @pytest.mark.parametrize("stream", ["/dev/full", None])
 def test_what_can_not_be_said_changes_no_exit_code(stream):
-    body = "def body():\n    say.say('something'); return 0"
+    body = "def body():\n    say.say('something'); say.say('more'); return 0"
     if stream:
         with open(stream, "w") as full:
             assert run(body, stderr=full, stdout=full).returncode == 0
