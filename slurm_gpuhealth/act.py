@@ -151,7 +151,7 @@ def _try(
     if stopped[0]:
         return *stopped, was, None
     if change.plan.action == "leave":
-        return "admin" if change.before.owner == "admin" else "left", change.plan.why, was, None
+        return "admin" if change.after.owner == "admin" else "left", change.plan.why, was, None
     if not change.done:  # Slurm took it, and somebody changed it since: `follow_hold` finds out what it means
         held = {"reason": reason.write(wanted), "since": now}
         return "drained", f"changed at once by somebody: {change.after.reason!r}", was, held

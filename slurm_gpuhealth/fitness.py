@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.slurm.environment import Job
 
 UNTESTED = ("not-testable", "tool-error")
+RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "CONFIGURING", "RESIZING")
+"""States in which a job may be here."""
 
 
 def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) -> int:
@@ -84,7 +86,7 @@ def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, dead
     now = time.time()
     uuids = _gpus(settings, journal, job)
     watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
-    others = {uuid for _, held in jobs.running(journal, but=job.job_id) for uuid in held}
+    others = _held_by_others(settings, journal, job, now)
     mine = [uuid for uuid in uuids if uuid not in others]
     wanted = mine if outcome not in jobs.FINE else []
     _leftovers(settings, journal, job, mine, now, deadline - time.monotonic())
@@ -103,6 +105,26 @@ def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, dead
             for uuid in retests:
                 journal.write("DELETE FROM retest WHERE uuid = ?", uuid)
     act.act(settings, journal, "epilog", job.node, now, job.job_id)
+
+
+def _held_by_others(settings: Settings, journal: Journal, job: Job, now: float) -> set[str]:
+    """The GPUs of jobs that run beside this one. One whose epilog did not do its work (it was killed, the configuration
+    was broken) would keep its GPUs from ever being tested: so Slurm is asked."""
+    held: set[str] = set()
+    silent = False
+    for number, uuids in jobs.running(journal, but=job.job_id):
+        gone = False
+        try:
+            gone = not silent and control.show_job(settings.slurm, number).state not in RUNNING
+        except control.Refused as error:
+            gone = "Invalid job id" in error.text
+        except control.SlurmError:
+            silent = True
+        if gone:
+            journal.write("UPDATE job SET ended = ?, outcome = 'unknown' WHERE job = ? AND ended IS NULL", now, number)
+        else:
+            held.update(uuids)
+    return held
 
 
 def _leftovers(

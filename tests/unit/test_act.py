@@ -141,3 +141,14 @@ def test_each_drain_is_a_decision_of_its_own_with_the_reason_that_was_there(sett
         act.look_at_hold(settings, journal, "n1", NOW)
     was = "SELECT was FROM decision WHERE action = 'drained' ORDER BY id"
     assert [row[0] for row in journal.rows(was)] == ["Prolog error", "Epilog error"]
+
+
+def test_an_admin_who_is_faster_than_our_order_has_the_node_and_the_job_moves_on(settings, journal, slurm, monkeypatch):
+    def count(asked, group):
+        slurm.flags, slurm.reason = frozenset({"DRAIN"}), "fan, Bob"
+        return frozenset(), 100
+
+    monkeypatch.setattr(control, "holds", count)
+    fault(journal, settings)
+    assert act.act(settings, journal, "prolog", "n1", NOW) == "admin"
+    assert (slurm.drains, slurm.reason) == (0, "fan, Bob")

@@ -159,3 +159,29 @@ def test_a_busy_engine_is_waited_for(settings, journal, monkeypatch):
     monkeypatch.setattr("slurm_gpuhealth.diagnose.diagnose", lambda *_: answers.pop(0))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     assert run_level(settings, journal) == "pass"
+
+
+def test_a_job_whose_end_was_not_recorded_keeps_its_gpus_from_no_test(settings, journal, monkeypatch):
+    for number in (1, 2, 3, 4):
+        jobs.started(journal, Job(number, "n1"), [f"GPU-{number}"], NOW)
+
+    def show(slurm, number):
+        if number == 1:
+            raise control.Refused("scontrol show job", 1, "slurm_load_jobs error: Invalid job id specified")
+        if number == 2:
+            raise control.Refused("scontrol show job", 0, "its record can't be read safely")
+        return replace(BATCH, state="FAILED" if number == 3 else "RUNNING")
+
+    monkeypatch.setattr(control, "show_job", show)
+    assert fitness._held_by_others(settings, journal, Job(9, "n1"), NOW) == {"GPU-2", "GPU-4"}
+    assert [job for job, _ in jobs.running(journal)] == [2, 4]
+
+
+def test_a_result_from_before_the_clock_was_set_back_is_not_taken_for_one_of_now(settings, journal, monkeypatch):
+    runs = []
+    monkeypatch.setattr("slurm_gpuhealth.diagnose.diagnose", lambda *_: runs.append(1) or passed())
+    run_level(settings, journal)
+    journal.write("UPDATE diagnostic SET time = time + 10800")
+    assert run_level(settings, journal) == "pass"
+    assert len(runs) == 2
+    assert jobs.fresh_pass(journal, ["GPU-1"], 1, NOW - 10)
