@@ -32,7 +32,7 @@ def config() -> None:
 @click.argument("file", required=False)
 @click.pass_obj
 def check(node: str | None, file: str | None) -> None:
-    """Say what is wrong with FILE [default: the configuration in force]; exit 1 if anything is."""
+    """Say what is wrong with the configuration, or with FILE. Exit 1 if anything is."""
     path = os.path.abspath(file or configuration.config_path())
     problems = _problems(path, node)
     for problem in problems:
@@ -43,7 +43,7 @@ def check(node: str | None, file: str | None) -> None:
 
 
 def _problems(path: str, node: str | None) -> list[Problem]:
-    problems = [Problem(path, 0, "", one) for one in configuration.unsafe(path)]
+    problems = [Problem(path, 0, "", one) for one in configuration.unsafe(path)] if os.path.exists(path) else []
     try:
         settings = configuration.build(parse(path), path, node)
     except ConfigError as error:
@@ -62,7 +62,7 @@ def _problems(path: str, node: str | None) -> list[Problem]:
 @click.option("--json", "as_json", is_flag=True, help="One object: key → value and where it is from.")
 @click.pass_obj
 def show(node: str | None, as_json: bool) -> None:
-    """The settings in force, and where each is from: the file and line, or the default."""
+    """The settings in force. Where each is from stands beside it: the file and line, or the default."""
     path = os.path.abspath(configuration.config_path())
     try:
         settings = configuration.build(parse(path), path, node)

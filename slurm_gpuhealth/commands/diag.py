@@ -27,7 +27,7 @@ def diag() -> None:
 @click.option("--level", type=click.IntRange(1, 4), help="The run level asked for: a missing test is then no pass.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, kept stable.")
 def show(file: BinaryIO, exit_code: int | None, level: int | None, as_json: bool) -> None:
-    """What FILE (`-`: standard input), printed by `dcgmi diag` of DCGM 2 to 4, with or without -j, means."""
+    """Say what a diagnostic found. FILE (`-`: standard input): printed by dcgmi diag of DCGM 2 to 4, best with -j."""
     from slurm_gpuhealth.diagnose.parse import parse
 
     diagnosis = parse(file.read(LIMIT), exit_code, level)
@@ -41,7 +41,7 @@ def show(file: BinaryIO, exit_code: int | None, level: int | None, as_json: bool
 
 
 def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The stable form: DESIGN's keys and no others."""
+    """The stable form, which tools are built on: these keys and no others."""
     return {
         "outcome": diagnosis.outcome,
         "level": diagnosis.level,

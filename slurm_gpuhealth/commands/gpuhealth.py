@@ -7,7 +7,7 @@ import os
 
 import click
 
-COMMANDS = {  # name → module of the same name here; loaded when it is called
+COMMANDS = {  # name, also of its module here → what `gpuhealth --help` says
     "status": "This node: GPUs, findings, hold, last diagnostics.",
     "findings": "What was seen on this node, newest first.",
     "why": "Explain a reason or a finding, and what to do.",
@@ -15,15 +15,19 @@ COMMANDS = {  # name → module of the same name here; loaded when it is called
     "xid": "Explain an Xid, or decode a kernel log.",
     "diag": "Read the output of dcgmi diag.",
     "config": "Check or show the configuration.",
-    "doctor": "Look for what would make gpuhealth, or Slurm, do the wrong thing here.",
+    "doctor": "Find what would make gpuhealth, or Slurm, do the wrong thing.",
 }
 
 
 class Lazy(click.Group):
-    """A group that imports a sub-command's module when it is asked for."""
+    """A group that imports a sub-command's module when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
@@ -39,7 +43,7 @@ class Lazy(click.Group):
 @click.version_option(package_name="slurm-gpuhealth")
 @click.pass_context
 def main(context: click.Context, config: str | None, node: str | None) -> None:
-    """GPU health of Slurm nodes."""
+    """GPU health of Slurm nodes: why a node was drained, what was found on it, how it comes back."""
     if config:
         os.environ["GPUHEALTH_CONFIG"] = os.path.abspath(config)
     context.obj = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]

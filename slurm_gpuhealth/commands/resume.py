@@ -25,7 +25,7 @@ NO_RIGHTS = ("Invalid user id", "Access/permission denied", "access or permissio
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
 @click.pass_obj
 def resume(here: str, nodes: tuple[str, ...]) -> None:
-    """Give back nodes that gpuhealth drained; exit 0 when every NODE is in service.
+    """Give back nodes that gpuhealth drained. Exit 0 when every NODE is in service.
 
     What was found there is left alone until it is mended: it does not drain the node again. Needs the right to change
     nodes in Slurm, and no more: any host of the cluster will do.
@@ -51,7 +51,7 @@ def settings_or_defaults(node: str) -> tuple[Settings, list[str]]:
     defaults = Settings()
     if os.environ.get("SLURM_CONF"):
         defaults = replace(defaults, slurm=replace(defaults.slurm, conf=os.environ["SLURM_CONF"]))
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and os.path.exists(path):
         problems = configuration.unsafe(path)
         if problems:
             return defaults, problems

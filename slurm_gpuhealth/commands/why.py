@@ -55,8 +55,8 @@ def why(node: str | None, text: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(told))
     else:
-        for line in _lines(told):
-            click.echo("".join(c if c.isprintable() else "?" for c in line))
+        lines = ("".join(c if c.isprintable() else "?" for c in line) for line in _lines(told))
+        click.echo("\n".join(lines).lstrip("\n"))
     raise SystemExit(0 if told["owner"] or told["codes"] else 1)
 
 
