@@ -151,7 +151,13 @@ def _try(
     if stopped[0]:
         return *stopped, was, None
     if change.plan.action == "leave":
-        return "admin" if change.after.owner == "admin" else "left", change.plan.why, was, None
+        passing = change.after.base == "UNKNOWN" or change.after != change.before  # soon, it is something else
+        return (
+            "admin" if change.after.owner == "admin" else "undecided" if passing else "left",
+            change.plan.why,
+            was,
+            None,
+        )
     if not change.done:  # Slurm took it, and somebody changed it since: `follow_hold` finds out what it means
         held = {"reason": reason.write(wanted), "since": now}
         return "drained", f"changed at once by somebody: {change.after.reason!r}", was, held

@@ -11,7 +11,6 @@ from slurm_gpuhealth import act, fitness, record
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Paths, Row, Settings
 from slurm_gpuhealth.slurm import control, reason
 from slurm_gpuhealth.slurm.environment import Job
 from slurm_gpuhealth.slurm.node import NodeRecord
@@ -23,13 +22,14 @@ class Slurm:
     """One node's record, and what was ordered."""
 
     def __init__(self, monkeypatch):
+        self.base = "IDLE"
         self.flags, self.reason, self.drains, self.meanwhile = frozenset(), "", 0, lambda: None
         monkeypatch.setattr(control, "show_node", self.show)
         monkeypatch.setattr(control, "drain", self.drain)
         monkeypatch.setattr(control, "holds", lambda slurm, group: (frozenset(), 100))
 
     def show(self, slurm, name):
-        record = NodeRecord(name=name, base="IDLE", flags=self.flags, reason=self.reason)
+        record = NodeRecord(name=name, base=self.base, flags=self.flags, reason=self.reason)
         time.sleep(0.01)  # what is answered is old when it arrives
         return record
 
@@ -44,17 +44,6 @@ class Slurm:
 @pytest.fixture
 def slurm(monkeypatch):
     return Slurm(monkeypatch)
-
-
-@pytest.fixture
-def settings(tmp_path):
-    paths = Paths(state=str(tmp_path / "s"), run=str(tmp_path / "r"))
-    return Settings(mode="enforce", paths=paths, policy=(Row("*", "fault", rung="L3"),))
-
-
-@pytest.fixture
-def journal(settings):
-    return open_journal(settings.paths)
 
 
 def fault(journal, settings, number=48):
@@ -152,3 +141,19 @@ def test_an_admin_who_is_faster_than_our_order_has_the_node_and_the_job_moves_on
     fault(journal, settings)
     assert act.act(settings, journal, "prolog", "n1", NOW) == "admin"
     assert (slurm.drains, slurm.reason) == (0, "fan, Bob")
+
+
+def test_a_fault_is_not_done_with_while_slurm_is_starting_or_takes_the_node_out_by_itself(
+    settings, journal, slurm, monkeypatch
+):
+    def count(asked, group):
+        slurm.flags, slurm.reason = frozenset({"DRAIN"}), "Kill task failed"
+        return frozenset(), 100
+
+    fault(journal, settings)
+    slurm.base = "UNKNOWN"
+    assert act.act(settings, journal, "check", "n1", NOW) == "undecided"
+    slurm.base = "IDLE"
+    monkeypatch.setattr(control, "holds", count)
+    assert act.act(settings, journal, "check", "n1", NOW) == "undecided"
+    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
