@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.daemons import MARK, PATH, Daemons, free_ports, until
+from tests.fakes.node import make_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -285,10 +286,6 @@ class Cluster:
         if not self.gpus:
             return []
         if not (folder / "scenario.json").exists():
-            try:
-                from tests.fakes.node import make_node
-            except ImportError:
-                return _make_devices(folder, self.gpus)
             make_node(folder, name, self.gpus, self.names.index(name))
         gpus = json.loads((folder / "scenario.json").read_text())["gpus"]
         return [gpu["minor"] for gpu in sorted(gpus, key=lambda gpu: gpu["gres"])]
@@ -338,13 +335,3 @@ class Cluster:
     def _all_ready(self) -> bool:
         lines = self.run("sinfo", "-h", "-N", "-p", "gpu", "-o", "%T").split()
         return len(lines) == len(self.names) and not any(c in line for line in lines for c in ("*", "unk"))
-
-
-def _make_devices(folder: Path, gpus: int) -> list[int]:
-    """Character devices that stand for GPUs where no stand-in node is made."""
-    (folder / "dev").mkdir(parents=True, exist_ok=True)
-    for minor in range(gpus):
-        device = folder / f"dev/nvidia{minor}"
-        if not device.exists():
-            os.mknod(device, 0o20666, os.makedev(1, 3))
-    return [(5 * i + 3) % gpus for i in range(gpus)] if gpus % 5 else list(reversed(range(gpus)))

@@ -21,7 +21,6 @@ from tests.fakes import node as fakes
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-INJECT = ROOT / "tests/fakes/inject"
 LABS = Path(os.environ.get("GPUHEALTH_LABS", "/srv/gpuhealth-labs"))
 
 CONFIG = """\
@@ -94,8 +93,7 @@ class Lab(Cluster):
     def inject(self, node: str, *what: object) -> None:
         """`tests/fakes/inject NODE FAULT ...`."""
         self.touched.add(node)
-        argv = [sys.executable, str(INJECT), str(self.lab / "nodes" / node), *map(str, what)]
-        subprocess.run(argv, check=True, timeout=60)
+        fakes.inject(self.lab / "nodes" / node, *what)
 
     def heal(self) -> None:
         """Every node healthy, in service, without a past, and checked."""

@@ -17,6 +17,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import time
 import uuid
 import zlib
@@ -97,12 +98,10 @@ def nvml_lines(scenario: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def gres_conf(folder: str, scenario: dict, node: str) -> str:
-    """gres.conf's lines for the node: its device files in the order of `gres`, one a line (Slurm keeps that order)."""
-    cards = sorted(scenario["gpus"], key=lambda gpu: gpu["gres"])
-    return "".join(
-        f"NodeName={node} Name=gpu Type=h100 File={os.path.abspath(folder)}/dev/nvidia{gpu['minor']}\n" for gpu in cards
-    )
+def inject(folder: str | os.PathLike[str], *what: object) -> None:
+    """Put a fault into the node in `folder`: the program `inject` beside this file."""
+    argv = [os.path.join(HERE, "inject"), folder, *map(str, what)]
+    subprocess.run([sys.executable, *argv], check=True, timeout=60)
 
 
 def start_kernel_log(folder: str, scenario: dict) -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-FAKES = Path(__file__).parents[1] / "fakes"
-sys.path.insert(0, str(FAKES))
-import node  # noqa: E402
+from tests.fakes import node
+from tests.fakes.node import inject
 
 ASK = """
 import ctypes, json, sys
@@ -30,16 +29,6 @@ for i in range(n.nvmlDeviceGetCount()):
         gpus.append(error.value)
 print(json.dumps(gpus))
 """
-
-
-@pytest.fixture
-def folder(tmp_path):
-    node.make_node(str(tmp_path), "n1", seed=7)
-    return tmp_path
-
-
-def inject(folder, *args):
-    subprocess.run([FAKES / "inject", folder, *map(str, args)], check=True)
 
 
 def ask(folder):

@@ -10,7 +10,7 @@ from slurm_gpuhealth.diagnose import model
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Epilog, Paths, Row, Settings
+from slurm_gpuhealth.settings import Epilog
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm.environment import Job
 from slurm_gpuhealth.slurm.node import JobRecord
@@ -20,19 +20,9 @@ BATCH = JobRecord("RUNNING", "None", True, 0, True, 0, 0, 1)
 
 
 @pytest.fixture
-def settings(tmp_path):
-    boot = tmp_path / "proc/sys/kernel/random/boot_id"
-    boot.parent.mkdir(parents=True)
-    boot.write_text("boot\n")
-    paths = Paths(state=str(tmp_path / "s"), run=str(tmp_path / "r"), proc=str(tmp_path / "proc"))
-    return Settings(mode="enforce", paths=paths, policy=(Row("*", "fault", rung="L3"),))
-
-
-@pytest.fixture
-def journal(settings):
-    opened = open_journal(settings.paths)
-    opened.put("gpus", [{"uuid": f"GPU-{n}", "pci": f"0000:0{n}:00", "index": n, "serial": None} for n in range(8)])
-    return opened
+def journal(journal):
+    journal.put("gpus", [{"uuid": f"GPU-{n}", "pci": f"0000:0{n}:00", "index": n, "serial": None} for n in range(8)])
+    return journal
 
 
 def why_not(settings, journal, **job):

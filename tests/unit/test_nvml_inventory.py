@@ -2,23 +2,13 @@
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-FAKES = Path(__file__).parents[1] / "fakes"
-sys.path.insert(0, str(FAKES))
-import node  # noqa: E402
-
-from slurm_gpuhealth.evidence import inventory, leftovers, nvml  # noqa: E402
-from slurm_gpuhealth.settings import Gpus, Nvml, Paths, Settings  # noqa: E402
-
-
-@pytest.fixture
-def folder(tmp_path):
-    node.make_node(str(tmp_path), "n1")
-    return tmp_path
+from slurm_gpuhealth.evidence import inventory, leftovers, nvml
+from slurm_gpuhealth.settings import Gpus, Nvml, Paths, Settings
+from tests.fakes import node
+from tests.fakes.node import inject
 
 
 @pytest.fixture
@@ -29,10 +19,6 @@ def settings(folder):
 def settings_of(folder, **gpus):
     paths = Paths(proc=str(folder / "proc"), sys=str(folder / "sys"), dev=str(folder / "dev"))
     return Settings(paths=paths, nvml=Nvml(library=str(folder / node.LIBRARY)), gpus=Gpus(**gpus))
-
-
-def inject(folder, *args):
-    subprocess.run([FAKES / "inject", folder, *map(str, args)], check=True)
 
 
 def baseline_of(settings):

@@ -3,31 +3,18 @@
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-FAKES = Path(__file__).parents[1] / "fakes"
-sys.path.insert(0, str(FAKES))
-import node  # noqa: E402
-
-from slurm_gpuhealth.evidence import nvml, nvml_probe  # noqa: E402
-from slurm_gpuhealth.settings import Nvml, Settings  # noqa: E402
-
-
-@pytest.fixture
-def folder(tmp_path):
-    node.make_node(str(tmp_path), "n1")
-    return tmp_path
+from slurm_gpuhealth.evidence import nvml, nvml_probe
+from slurm_gpuhealth.settings import Nvml, Settings
+from tests.fakes import node
+from tests.fakes.node import inject
 
 
 @pytest.fixture
 def settings(folder):
     return Settings(nvml=Nvml(library=str(folder / node.LIBRARY), timeout=5.0))
-
-
-def inject(folder, *args):
-    subprocess.run([FAKES / "inject", folder, *map(str, args)], check=True)
 
 
 def look(settings, baseline=None, known=(), previous=None):

@@ -12,7 +12,7 @@ from slurm_gpuhealth.judge import match
 from slurm_gpuhealth.settings import Row
 
 ROWS = tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
-HARDWARE, APPLICATION = {"class": "hardware"}, {"class": "application"}
+HARDWARE = {"class": "hardware"}
 
 
 def decide(key: str, details=None, seen: int = 1) -> Row:

@@ -9,23 +9,8 @@ from slurm_gpuhealth import lock, watch
 from slurm_gpuhealth.child import Child, Ended, Probed
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Paths, Row, Settings
 
 NOW = time.time()
-
-
-@pytest.fixture
-def settings(tmp_path):
-    boot = tmp_path / "proc/sys/kernel/random/boot_id"
-    boot.parent.mkdir(parents=True)
-    boot.write_text("boot\n")
-    paths = Paths(state=str(tmp_path / "s"), run=str(tmp_path / "r"), proc=str(tmp_path / "proc"))
-    return Settings(mode="enforce", paths=paths, policy=(Row("*", "fault", rung="L3"),))
-
-
-@pytest.fixture
-def journal(settings):
-    return open_journal(settings.paths)
 
 
 def give(monkeypatch, look):
