@@ -56,7 +56,9 @@ def _read_nvml(settings: Settings, journal: Journal, now: float, deadline: float
     """A reading that is fresh. Of fifty prologs at once one reads, and the others wait for it inside their deadline."""
     turn = lock.take(settings, "reading", deadline)
     if turn is not None:
-        if not 0 <= now - journal.get("nvml-time", 0) < settings.check.interval:
+        last = journal.get("sources", {}).get("nvml", {"time": 0.0, "seconds": 0.0})
+        tried = now <= last["time"] + last["seconds"] <= time.time()  # meanwhile; one that hung will hang again
+        if not tried and not 0 <= now - journal.get("nvml-time", 0) < settings.check.interval:
             watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
         os.close(turn)
 

@@ -70,7 +70,7 @@ def open_journal(paths: Paths) -> Journal:
     try:
         from slurm_gpuhealth import journal_mend
 
-        return Journal(journal_mend.begin(connect(paths.run)), paths.run, paths.run, trouble)
+        return Journal(journal_mend.begin_copy(paths.state, paths.run), paths.run, paths.run, trouble)
     except (OSError, sqlite3.Error) as error:
         return Journal(memory(), "", paths.run, f"{trouble}; in {paths.run}: {error}")
 

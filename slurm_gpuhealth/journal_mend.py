@@ -10,10 +10,11 @@ from __future__ import annotations
 import fcntl
 import marshal
 import os
+import shutil
 import sqlite3
 import time
 
-from slurm_gpuhealth.journal import NAME, connect, memory, open_file, undo
+from slurm_gpuhealth.journal import NAME, connect, make_private, memory, open_file, undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +46,27 @@ def fall_back(
     return _filled(memory(), tables), ""
 
 
+def begin_copy(folder: str, run: str) -> sqlite3.Connection:
+    """The fallback in `run` for a journal that can't be opened. On a read-only disk SQLite can't read one whose log
+    (WAL) is to be worked in first: so that is done on a copy of both files."""
+    if os.path.exists(os.path.join(run, NAME)) or not _trusted(folder):
+        return begin(connect(run))
+    make_private(run)
+    copy = os.path.join(run, f"copy-{os.getpid()}")
+    try:
+        for suffix in ("", "-wal"):
+            if os.path.exists(os.path.join(folder, NAME + suffix)):
+                shutil.copyfile(os.path.join(folder, NAME + suffix), copy + suffix)
+        old = sqlite3.connect(copy, isolation_level=None)
+        tables = _dump(old)
+        old.close()
+    except (OSError, sqlite3.Error):
+        tables = {}
+    finally:
+        _unlink(copy)
+    return begin(connect(run), tables if tables.get("state") else None)
+
+
 def begin(db: sqlite3.Connection, tables: Tables | None = None) -> sqlite3.Connection:
     """`db` as the fallback, with what the journal held, if it could be read. One in use is newer, and stays."""
     db.execute("BEGIN IMMEDIATE")
@@ -72,9 +94,7 @@ def come_back(db: sqlite3.Connection, run: str) -> None:
         db.execute("COMMIT")
     finally:
         undo(db)
-    for suffix in ("", "-wal", "-shm"):
-        if os.path.exists(path + suffix):
-            os.unlink(path + suffix)
+    _unlink(path)
 
 
 def set_aside(path: str, error: sqlite3.DatabaseError) -> None:
@@ -93,6 +113,20 @@ def set_aside(path: str, error: sqlite3.DatabaseError) -> None:
         open_file(path).execute("INSERT OR REPLACE INTO state VALUES ('corrupt', ?)", (note,))
     finally:
         os.close(lock)
+
+
+def _unlink(path: str) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        if os.path.exists(path + suffix):
+            os.unlink(path + suffix)
+
+
+def _trusted(folder: str) -> bool:
+    """Whether the folder is ours: what somebody else put there is not believed."""
+    try:
+        return os.lstat(folder).st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _sound(path: str) -> bool:

@@ -175,3 +175,27 @@ def test_a_result_from_before_the_clock_was_set_back_is_not_taken_for_one_of_now
     assert run_level(settings, journal) == "pass"
     assert len(runs) == 2
     assert jobs.fresh_pass(journal, ["GPU-1"], 1, NOW - 10)
+
+
+def test_prologs_that_waited_for_a_reading_that_hung_do_not_try_it_one_after_the_other(settings, journal, monkeypatch):
+    reads = []
+
+    def hang(settings, journal, name, now, timeout):
+        reads.append(name)
+        time.sleep(0.3)
+        journal.put("sources", {"nvml": {"time": now, "seconds": time.time() - now, "error": "timeout"}})
+
+    monkeypatch.setattr("slurm_gpuhealth.watch.source", hang)
+    threads = [
+        threading.Thread(
+            target=lambda: fitness._read_nvml(
+                settings, open_journal(settings.paths), time.time(), time.monotonic() + 10
+            )
+        )
+        for _ in range(10)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert reads == ["nvml"]

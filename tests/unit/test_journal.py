@@ -86,18 +86,26 @@ def test_on_a_full_disk_it_goes_on_elsewhere_with_its_state(paths):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
-def test_on_a_read_only_disk_it_says_so_and_goes_on(paths):
+@pytest.mark.parametrize("killed", [False, True])  # then its last changes are in the log (WAL) alone
+def test_on_a_read_only_disk_it_says_so_and_goes_on_with_all_that_it_knew(paths, killed):
     os.makedirs(paths.state)
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", paths.state], check=True)
     try:
-        first = open_journal(paths)
-        first.put("a", 1)
-        first.db.close()
+        if not (pid := os.fork()):
+            first = open_journal(paths)
+            first.put("a", 1)
+            if not killed:
+                first.db.close()
+            os._exit(0)
+        os.waitpid(pid, 0)
         subprocess.run(["mount", "-o", "remount,ro", paths.state], check=True)
         journal = open_journal(paths)
         journal.put("b", 2)
         assert journal.trouble
-        assert open_journal(paths).get("b") == 2
+        again = open_journal(paths)
+        assert (again.get("a"), again.get("b")) == (1, 2)
+        assert os.listdir(paths.run).count("journal.db") == 1
+        assert not any("copy" in name for name in os.listdir(paths.run))
     finally:
         subprocess.run(["umount", "-l", paths.state], check=True)
 
