@@ -9,6 +9,8 @@ from slurm_gpuhealth import lock, watch
 from slurm_gpuhealth.child import Child, Ended, Probed
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.journal import open_journal
+from slurm_gpuhealth.judge import SOURCE_OF
+from slurm_gpuhealth.settings import Sources
 
 NOW = time.time()
 
@@ -69,3 +71,10 @@ def test_where_no_lock_can_be_had_the_work_is_done_without(settings, tmp_path):
     for name in ("r", "s"):
         (tmp_path / name).write_text("no folder")
     os.close(lock.take(settings, "check"))
+
+
+def test_each_source_has_a_switch_that_governs_its_findings_too():
+    for name, (sources, _, _) in watch.SOURCES.items():
+        if name != "site":  # each of its checks has its own
+            assert name in Sources.__annotations__
+            assert {SOURCE_OF.get(source) for source in sources} == {name}
