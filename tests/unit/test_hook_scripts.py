@@ -1,4 +1,4 @@
-"""The scripts that Slurm runs: only a verdict of ours may drain a node, and no environment is obeyed."""
+"""The scripts that Slurm runs: only a decision of ours may drain a node, and no environment is obeyed."""
 
 import subprocess
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_program_that_fails_drains_no_node(hook, kind, body):
     assert hook(kind, body).returncode == 0
 
 
-def test_a_prologs_verdict_reaches_slurm(hook):
+def test_a_prologs_decision_reaches_slurm(hook):
     assert hook("prolog", exits(1)).returncode == 1
 
 
