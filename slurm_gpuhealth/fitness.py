@@ -39,7 +39,7 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
             message = f"level 1 could not test the GPUs ({tested}) and prolog.on_untestable is drain"
             record.keep(journal, settings, [Finding(now, "dcgm", "untestable", message, standing=True)], now)
     faults = record.waiting(journal).values()
-    if not journal.get("hold") and not any(one.finding.gpu is None or one.finding.gpu.uuid in uuids for one in faults):
+    if not journal.get("hold") and not any(_concerns(one.finding, uuids) for one in faults):
         return 0
     outcome = act.act(settings, journal, "prolog", job.node, now, job.job_id)
     if outcome == "nothing":
@@ -50,6 +50,11 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
     if outcome != "nothing":
         say(f"{job.node}: job {job.job_id} starts although the node is not fit ({outcome})", error=True)
     return 0
+
+
+def _concerns(finding: Finding, uuids: Sequence[str]) -> bool:
+    """Whether it is about these GPUs, the node as a whole, or a GPU that can't be told from these."""
+    return finding.gpu is None or not finding.gpu.uuid or finding.gpu.uuid in uuids
 
 
 def _read_nvml(settings: Settings, journal: Journal, now: float, deadline: float) -> None:
@@ -160,7 +165,7 @@ def _why_not(settings: Settings, journal: Journal, job: Job, uuids: Sequence[str
     limits = settings.epilog
     if job.sharing == "mig":
         return "MIG slices can't be tested by DCGM"
-    evidence = any(one.finding.gpu is None or one.finding.gpu.uuid in uuids for one in record.waiting(journal).values())
+    evidence = any(_concerns(one.finding, uuids) for one in record.waiting(journal).values())
     if job.num_nodes > limits.max_nodes and not evidence:
         return f"one of {job.num_nodes} nodes (epilog.max_nodes {limits.max_nodes}) and nothing points to this one"
     spent = journal.one(

@@ -8,9 +8,9 @@ Learnt once a boot and kept in the journal; nothing here can hang in the driver.
 from __future__ import annotations
 
 import os
+import time
 
 from slurm_gpuhealth import watch
-from slurm_gpuhealth.say import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.settings import Settings
     from slurm_gpuhealth.slurm.environment import Job
 
+AGAIN = 600.0
+"""Seconds before a map that could not be told is tried again."""
 UNKNOWN = ""
 """In place of a UUID: Slurm has a GPU there that the driver does not know."""
 
@@ -37,27 +39,45 @@ def of_job(settings: Settings, journal: Journal, job: Job) -> list[str] | None:
     return uuids if len(uuids) == len(job.gpus) and UNKNOWN not in uuids else None
 
 
-def learn(settings: Settings, journal: Journal, node: str) -> str:
-    """Learn the map if this boot's is not known; "" or why it could not be told."""
+def learn(settings: Settings, journal: Journal, node: str, again: bool = False) -> str:
+    """Learn the map if this boot's is not known; "" or why it could not be told. `again`: also where doubtful."""
     boot = watch.boot_id(settings)
     gres = journal.get("gres", {})
-    if gres.get("boot") == boot:
+    if gres.get("boot") == boot and not again:
         return str(gres["error"])
-    from slurm_gpuhealth.evidence import inventory
     from slurm_gpuhealth.slurm import control
 
-    known = inventory.identities(settings)
-    if known and not journal.get("gpus"):
-        journal.put("gpus", known)
+    known = renumber(settings, journal)
     uuids: list[str] = []
     error = ""
     try:
         uuids = _uuids(control.gres_map(settings.slurm, node), known)
     except (control.SlurmError, ValueError) as failure:
         error = f"Slurm's GPU numbers can't be told from one another: {failure}"
+        from slurm_gpuhealth.say import say
+
         say(f"{error}; the whole node is looked at instead")
-    journal.put("gres", {"boot": boot, "uuids": uuids, "error": error})
+    journal.put("gres", {"boot": boot, "time": time.time(), "uuids": uuids, "error": error})
     return error
+
+
+def doubtful(journal: Journal, now: float) -> bool:
+    """Whether it is time to learn the map again: slurmd did not answer, or the driver had not started all GPUs yet."""
+    gres = journal.get("gres", {"uuids": (), "error": "not learnt"})
+    return bool(gres["error"] or UNKNOWN in gres["uuids"]) and not 0 <= now - gres.get("time", 0) < AGAIN
+
+
+def renumber(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
+    """The driver's list, and the GPUs that we know brought up to it: after a reboot an address may be another GPU's."""
+    from slurm_gpuhealth.evidence import inventory
+
+    listed = inventory.identities(settings)
+    old = {gpu["uuid"]: gpu for gpu in journal.get("gpus", [])}
+    if listed and journal.get("nvml-boot") != watch.boot_id(settings):
+        taken = {gpu["pci"] for gpu in listed} | {gpu["uuid"] for gpu in listed}
+        lost = [gpu for gpu in old.values() if gpu["uuid"] not in taken and gpu["pci"] not in taken]
+        journal.put("gpus", [*({**old.get(gpu["uuid"], {"serial": None}), **gpu} for gpu in listed), *lost])
+    return listed
 
 
 def everything(journal: Journal) -> list[str]:

@@ -34,8 +34,10 @@ def kernel(settings: Settings, journal: Journal, now: float) -> list[Judged]:
         judged: list[Judged] = []
         seen = evidence.collect(settings.paths.kernel_log, journal.get("kernel"), boot, now, settings.paths.sys)
         if seen.findings or journal.get("kernel-trouble"):
-            from slurm_gpuhealth import record
+            from slurm_gpuhealth import identity, record
 
+            if journal.get("nvml-boot") != boot:
+                identity.renumber(settings, journal)
             judged = record.keep(journal, settings, seen.findings, now)
             record.clear(journal, ("kernel",), judged, now)
             journal.put("kernel-trouble", any(one.finding.source == "kernel" for one in judged) or None)

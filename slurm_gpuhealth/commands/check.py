@@ -9,7 +9,7 @@ import os
 import time
 import zlib
 
-from slurm_gpuhealth import hook, jobs, lock, watch
+from slurm_gpuhealth import hook, identity, jobs, lock, watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
     if journal.get("inventory-boot") != boot:
         _first_of_boot(settings, journal, node, now, deadline)
         journal.put("inventory-boot", boot)
+    elif identity.doubtful(journal, now):
+        identity.learn(settings, journal, node, again=True)
     for name in watch.SOURCES:
         left = deadline - time.monotonic()
         if left > 2 and watch.due(settings, journal, name, now):
@@ -66,7 +68,7 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
 
 def _first_of_boot(settings: Settings, journal: Journal, node: str, now: float, deadline: float) -> None:
     """What is asked once a boot: which GPUs are here, under which numbers, and do they pass level 1."""
-    from slurm_gpuhealth import diagnostic, identity
+    from slurm_gpuhealth import diagnostic
 
     identity.learn(settings, journal, node)
     journal.put("sources", {})  # whatever its interval, every source is read now

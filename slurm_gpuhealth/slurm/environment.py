@@ -79,7 +79,7 @@ def read(environ: Mapping[str, str]) -> Job:
         restart=_number(environ, "SLURM_JOB_RESTART_COUNT") or 0,
         uid=_number(environ, "SLURM_JOB_UID"),
         gid=_number(environ, "SLURM_JOB_GID"),
-        user=environ.get("SLURM_JOB_USER", ""),
+        user=environ.get("SLURM_JOB_USER", "").encode("utf-8", "replace").decode(),
         account=environ.get("SLURM_JOB_ACCOUNT", ""),
         partition=environ.get("SLURM_JOB_PARTITION", ""),
         nodes=environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", ""),  # 22.05 has the second only

@@ -64,3 +64,45 @@ def test_without_slurms_list_the_whole_node_stands_for_the_job(tmp_path, monkeyp
     assert "no answer" in identity.learn(settings, journal, "n1")
     assert identity.of_job(settings, journal, Job(1, "n1", gpus=(0,))) is None
     assert set(identity.everything(journal)) == {gpu["uuid"] for gpu in scenario["gpus"]}
+
+
+def test_after_a_reboot_an_address_is_the_gpu_that_is_there_now(tmp_path, monkeypatch):
+    from slurm_gpuhealth import watch
+    from slurm_gpuhealth.frozen import replace
+    from slurm_gpuhealth.settings import Row
+    from tests.fakes import node as fakes
+
+    settings, journal, scenario = node(tmp_path)
+    home = str(tmp_path / "n1")
+    settings = replace(settings, policy=(Row("*", "fault"),), paths=replace(settings.paths, kernel_log=home + "/kmsg"))
+    first, last = scenario["gpus"][0], scenario["gpus"][7]
+    known = [{"uuid": gpu["uuid"], "pci": gpu["pci"], "index": 9, "serial": "S"} for gpu in (first, last)]
+    journal.put("gpus", known)
+    watch.kernel(settings, journal, 1.0)
+    first["pci"], last["pci"] = last["pci"], first["pci"]
+    scenario["boot_id"] = "another"
+    fakes.save(home, scenario)
+    fakes._proc(home, scenario)
+    fakes.start_kernel_log(home, scenario)
+    fakes.append_kernel_log(home, [(4, f"NVRM: Xid (PCI:{first['pci']}): 79, GPU has fallen off the bus.")])
+    (judged,) = watch.kernel(settings, journal, 2.0)
+    assert (judged.finding.gpu.uuid, judged.finding.gpu.serial) == (first["uuid"], "S")
+
+
+def test_a_map_that_could_not_be_told_is_learnt_again_later(tmp_path, monkeypatch):
+    from slurm_gpuhealth.slurm import control
+
+    settings, journal, scenario = node(tmp_path)
+
+    def silent(slurm, name):
+        raise control.ControllerDown("no answer")
+
+    monkeypatch.setattr(control, "gres_map", silent)
+    assert "no answer" in identity.learn(settings, journal, "n1")
+    learnt = journal.get("gres")["time"]
+    assert not identity.doubtful(journal, learnt + 1)
+    assert identity.doubtful(journal, learnt + identity.AGAIN)
+    assert identity.doubtful(journal, learnt - 7200)  # the clock was set back
+    offer(monkeypatch, scenario)
+    assert identity.learn(settings, journal, "n1", again=True) == ""
+    assert not identity.doubtful(journal, learnt + 1e6)

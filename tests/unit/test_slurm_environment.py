@@ -157,3 +157,8 @@ def test_reading_the_environment_imports_nothing_heavy():
     loaded = set(subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True,
                                 cwd=Path(__file__).parents[2]).stdout.split())  # fmt: skip
     assert not loaded & {"re", "json", "typing", "dataclasses", "enum", "pathlib", "subprocess", "datetime", "urllib"}
+
+
+def test_a_users_name_of_any_bytes_can_be_kept():
+    job = environment.read({"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n1", "SLURM_JOB_USER": "a\udcff"})
+    assert job.user.encode() == b"a?"
