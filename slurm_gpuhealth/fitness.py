@@ -93,7 +93,7 @@ def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, dead
     now = time.time()
     uuids = _gpus(settings, journal, job)
     watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
-    others = _held_by_others(settings, journal, job, now)
+    others = _held_by_others(settings, journal, job, uuids, now)
     mine = [uuid for uuid in uuids if uuid not in others]
     wanted = mine if outcome not in jobs.FINE else []
     _leftovers(settings, journal, job, mine, now, deadline - time.monotonic())
@@ -114,15 +114,17 @@ def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, dead
     act.act(settings, journal, "epilog", job.node, now, job.job_id)
 
 
-def _held_by_others(settings: Settings, journal: Journal, job: Job, now: float) -> set[str]:
+def _held_by_others(settings: Settings, journal: Journal, job: Job, mine: Sequence[str], now: float) -> set[str]:
     """The GPUs of jobs that run beside this one. One whose epilog did not do its work (it was killed, the configuration
-    was broken) would keep its GPUs from ever being tested: so Slurm is asked."""
+    was broken) would keep GPUs from being tested: Slurm is asked where one has this job's too, or a retest waits."""
     held: set[str] = set()
     silent = False
+    retest = journal.one("SELECT 1 FROM retest LIMIT 1") is not None
     for number, uuids in jobs.running(journal, but=job.job_id):
         gone = False
         try:
-            gone = not silent and control.show_job(settings.slurm, number).state not in RUNNING
+            doubtful = retest or not set(mine).isdisjoint(uuids)
+            gone = doubtful and not silent and control.show_job(settings.slurm, number).state not in RUNNING
         except control.Refused as error:
             gone = "Invalid job id" in error.text
         except control.SlurmError:

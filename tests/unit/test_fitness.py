@@ -163,7 +163,9 @@ def test_a_job_whose_end_was_not_recorded_keeps_its_gpus_from_no_test(settings, 
         return replace(BATCH, state="FAILED" if number == 3 else "RUNNING")
 
     monkeypatch.setattr(control, "show_job", show)
-    assert fitness._held_by_others(settings, journal, Job(9, "n1"), NOW) == {"GPU-2", "GPU-4"}
+    everything = [f"GPU-{number}" for number in range(1, 5)]
+    assert fitness._held_by_others(settings, journal, Job(9, "n1"), ["GPU-7"], NOW) == set(everything)  # no need to ask
+    assert fitness._held_by_others(settings, journal, Job(9, "n1"), everything, NOW) == {"GPU-2", "GPU-4"}
     assert [job for job, _ in jobs.running(journal)] == [2, 4]
 
 
