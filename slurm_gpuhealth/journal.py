@@ -149,7 +149,7 @@ class Journal:
     def prune(self, before: float) -> None:
         """Forget what is older than `before`: findings that still stand and jobs that still run are kept."""
         self.write("DELETE FROM finding WHERE seen < ? AND (NOT standing OR cleared IS NOT NULL)", before)
-        self.write("DELETE FROM job WHERE coalesce(ended, started) < ?", before)
+        self.write("DELETE FROM job WHERE ended < ? OR started < ?", before, before - 366 * 86400)
         self.write("DELETE FROM diagnostic WHERE time < ?", before)
         self.write("DELETE FROM decision WHERE time < ?", before)
 

@@ -272,7 +272,13 @@ def test_pruning_forgets_by_age_but_not_what_still_stands(paths):
     journal.write(insert, 1, 1, "event", 0)
     journal.write(insert, 1, 1, "stands", 1)
     journal.write(insert, 9, 9, "new", 0)
+    for job, ended in ((1, 2), (2, None), (3, 9)):
+        insert_job = (
+            "INSERT INTO job (job, restart, uid, user, nodes, gpus, started, ended) VALUES (?, 0, 0, '', 1, '', 1, ?)"
+        )
+        journal.write(insert_job, job, ended)
     journal.prune(5)
+    assert [row[0] for row in journal.rows("SELECT job FROM job")] == [2, 3]
     assert [row[0] for row in journal.rows("SELECT code FROM finding ORDER BY id")] == ["stands", "new"]
 
 
