@@ -135,6 +135,11 @@ def alive(child: Child) -> bool:
     return start == child.start and state != "Z"
 
 
+def age(child: Child) -> float:
+    """Seconds since it was started."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - child.start / os.sysconf("SC_CLK_TCK")
+
+
 def _supervise(
     body: Callable[[int], NoReturn], timeout: float, grace: float, limit: int
 ) -> tuple[int | None, list[bytes], float, bool, Child | None]:

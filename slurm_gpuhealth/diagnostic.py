@@ -71,7 +71,12 @@ def _run(
     from slurm_gpuhealth import diagnose, record
 
     now = time.time()
-    diagnosis = watch.guarded(settings, journal, "dcgm", timeout, lambda left: _not_busy(settings, level, uuids, left))
+    try:
+        diagnosis = watch.guarded(
+            settings, journal, "dcgm", timeout, lambda left: _not_busy(settings, level, uuids, left)
+        )
+    except TimeoutError:
+        return "not-testable"
     if diagnosis is None:
         return "not-testable"
     asked = uuids or [gpu["uuid"] for gpu in journal.get("gpus", [])]

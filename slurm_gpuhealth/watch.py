@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     """(settings, journal, now, seconds it may take) → what was seen. OSError: this source could not be read."""
 
 
+SETTLE = 20.0
+"""Seconds after its deadline in which a killed child may still be on its way out."""
+
+
 def kernel(settings: Settings, journal: Journal, now: float) -> list[Judged]:
     """The kernel log since the last look of any of our programs. Cursor and findings are written in one transaction."""
     if settings.sources.kernel == "off":
@@ -99,10 +103,11 @@ def due(settings: Settings, journal: Journal, name: str, now: float) -> bool:
 def guarded(settings: Settings, journal: Journal, name: str, seconds: float, start: Callable[[float], Any]) -> Any:
     """`start(seconds)`, whose result has `.stuck`; None, and nothing started, while an earlier child can't be killed.
 
-    One at a time: of two that start together both would be stuck. TimeoutError when another program's does not end.
+    One at a time: of two that start together both would be stuck. TimeoutError when another program's does not end, or
+    was killed so lately that the driver may still be clearing up after it: that is no evidence yet.
     """
     from slurm_gpuhealth import lock
-    from slurm_gpuhealth.child import Child, Ended, alive
+    from slurm_gpuhealth.child import Child, Ended, age, alive
 
     deadline = time.monotonic() + seconds
     turn = lock.take(settings, name, deadline)
@@ -113,6 +118,8 @@ def guarded(settings: Settings, journal: Journal, name: str, seconds: float, sta
     try:
         if old and old[0] == boot and alive(Child(old[1], old[2])):
             child = Child(old[1], old[2])
+            if age(child) < settings.nvml.timeout + SETTLE:
+                raise TimeoutError("an earlier child was killed and has not ended yet")
             return None
         result = start(max(0.1, deadline - time.monotonic()))
         child = result.stuck

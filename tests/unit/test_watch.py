@@ -1,11 +1,12 @@
 """Sources: one that breaks, one that hangs in two programs at once, and what is written down together."""
 
 import os
+import subprocess
 import time
 
 import pytest
 
-from slurm_gpuhealth import lock, watch
+from slurm_gpuhealth import child, lock, watch
 from slurm_gpuhealth.child import Child, Ended, Probed
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.journal import open_journal
@@ -78,3 +79,18 @@ def test_each_source_has_a_switch_that_governs_its_findings_too():
         if name != "site":  # each of its checks has its own
             assert name in Sources.__annotations__
             assert {SOURCE_OF.get(source) for source in sources} == {name}
+
+
+def test_a_child_that_was_killed_a_moment_ago_is_no_evidence_yet(settings, journal, monkeypatch):
+    sleeper = subprocess.Popen(["/bin/sleep", "60"])
+    try:
+        start = child._stat(sleeper.pid)[1]
+        journal.put("stuck", {"nvml": ("boot", sleeper.pid, start)})
+        with pytest.raises(TimeoutError, match="not ended yet"):
+            watch.guarded(settings, journal, "nvml", 1, None)
+        monkeypatch.setattr(child, "age", lambda which: settings.nvml.timeout + watch.SETTLE + 1)
+        assert watch.guarded(settings, journal, "nvml", 1, None) is None
+        assert journal.get("stuck") == {"nvml": ("boot", sleeper.pid, start)}
+    finally:
+        sleeper.kill()
+        sleeper.wait()
