@@ -84,7 +84,7 @@ def _hold_gone(settings: Settings, journal: Journal, found: NodeRecord, kept: di
         _note(journal, now, "check", "taken over", kept["reason"], detail, found.reason, None)
         return
     count = record.acknowledge(journal, now + settings.drain.ack)
-    detail = f"resumed by an admin: {count} standing findings are left alone until they are mended"
+    detail = f"resumed by an admin: what stands (findings: {count}) is left alone until it is mended"
     _note(journal, now, "check", "acked", kept["reason"], detail, found.reason, None)
     say(f"{found.name}: our hold is gone: {detail}")
 

@@ -20,6 +20,7 @@ import errno
 import os
 import select
 import time
+from fcntl import F_DUPFD, fcntl
 
 from slurm_gpuhealth.frozen import frozen
 
@@ -193,8 +194,7 @@ def _become_child(ends: Sequence[int], body: Callable[[int], NoReturn], seconds:
         alarm(seconds)
         null = os.open("/dev/null", os.O_RDWR)
         # Out of the way of 0-3 first: a hook may have been started with some of those closed.
-        sources = [os.dup(fd) if fd < 4 else fd for fd in (null, *ends)]
-        sources = [os.dup(os.dup(os.dup(os.dup(fd)))) if fd < 4 else fd for fd in sources]
+        sources = [fcntl(fd, F_DUPFD, 4) for fd in (null, *ends)]
         for target, source in enumerate(sources):
             os.dup2(source, target, inheritable=target < 3)
         os.closerange(4, os.sysconf("SC_OPEN_MAX"))

@@ -15,12 +15,26 @@ if TYPE_CHECKING:
 
     from slurm_gpuhealth.journal import Journal
     from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.environment import Job
 else:  # see child.py
     from _signal import SIGTERM
     from _signal import signal as set_handler
 
 _journal: Journal | None = None
 """Of this program, for `run`'s last words."""
+
+
+def job() -> tuple[Job, Settings, Journal] | None:
+    """The job that slurmd starts us for, settings and journal; None when there is nothing to do for it."""
+    from slurm_gpuhealth.slurm import environment
+
+    try:
+        found = environment.read(os.environ)
+    except ValueError as error:
+        _say(f"{error}; nothing done")
+        return None
+    opened = start(found.node) if found.has_gpus else None
+    return (found, *opened) if opened else None
 
 
 def start(node: str) -> tuple[Settings, Journal] | None:

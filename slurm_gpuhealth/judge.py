@@ -1,8 +1,4 @@
-"""The policy table applied: finding → severity and rung; findings → what to do with the node. Pure: no I/O.
-
-finding ── first row that matches ──▶ Judged(severity, rung, mode)
-judged  ── the worst enforced fault that is neither old nor acked ──▶ Decision
-"""
+"""The policy table applied: finding → severity and rung, and which fault names the reason. Pure: no I/O."""
 
 from __future__ import annotations
 

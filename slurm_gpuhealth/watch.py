@@ -78,9 +78,8 @@ def source(settings: Settings, journal: Journal, name: str, now: float, timeout:
         return journal.together(keep)
     except OSError as failure:
         error = f"could not be read: {failure}"
-    except (
-        Exception
-    ) as failure:  # a source that breaks must not keep the others from being read, nor faults from acting
+    except Exception as failure:
+        # A source that breaks must not keep the others from being read, nor what was found from being acted on.
         error = f"broke: {type(failure).__name__}: {failure}; please report it"
         from slurm_gpuhealth.say import say
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 from slurm_gpuhealth import hook, jobs
@@ -21,13 +20,10 @@ def main() -> None:
 
 def epilog() -> int:
     began = time.monotonic()
-    job = environment.read(os.environ)
-    if not job.has_gpus:
+    started = hook.job()
+    if not started:
         return 0
-    opened = hook.start(job.node)
-    if not opened:
-        return 0
-    settings, journal = opened
+    job, settings, journal = started
     now = time.time()
     outcome = environment.outcome(job)
     if outcome == "ok" and settings.epilog.ask_slurm:

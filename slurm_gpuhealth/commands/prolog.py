@@ -5,11 +5,9 @@ Exit 0 starts the job. Exit 1 makes Slurm requeue it and (our reason is there fi
 
 from __future__ import annotations
 
-import os
 import time
 
 from slurm_gpuhealth import hook, identity, jobs, watch
-from slurm_gpuhealth.slurm import environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,13 +23,10 @@ def main() -> None:
 
 def prolog() -> int:
     began = time.monotonic()
-    job = environment.read(os.environ)
-    if not job.has_gpus:
+    started = hook.job()
+    if not started:
         return 0
-    opened = hook.start(job.node)
-    if not opened:
-        return 0
-    settings, journal = opened
+    job, settings, journal = started
     now = time.time()
     uuids = identity.of_job(settings, journal, job)
     jobs.started(journal, job, uuids or [], now)
