@@ -1,6 +1,7 @@
 """The loop on real Slurm: bad GPU nodes are drained with a reason, good ones are left alone."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -209,6 +210,37 @@ def test_with_the_controller_down_nothing_hangs_and_the_fault_waits_for_it(lab):
     lab.until_reason("n1", "gpuhealth:Xid79 GPU3", 90)
 
 
+def test_programs_that_see_one_fault_at_once_are_one_drain(lab):
+    lab.inject("n1", "xid", 48, "--gpu", 3)
+    lab.calls("n1")
+    job = {"SLURM_JOB_UID": "5", "SLURM_JOB_GPUS": "0,1,2,3,4,5,6,7", "SLURM_JOB_EXIT_CODE2": "1:0"}
+    programs = ["prolog", "epilog", "check"] * 4
+    with ThreadPoolExecutor(len(programs)) as pool:
+        done = list(pool.map(lambda n: lab.hook(programs[n], "n1", SLURM_JOB_ID=str(90000 + n), **job), range(12)))
+    assert {one.returncode for one in done if "Traceback" not in one.stderr} <= {0, 1}
+    assert sum("State=DRAIN" in call for call in lab.calls("n1")) == 1
+    assert lab.rows("n1", "SELECT DISTINCT action FROM decision") == [("drained",)]
+    assert "acked" not in {row[0] for row in lab.rows("n1", "SELECT mode FROM finding")}
+
+
+def test_a_prolog_that_slurmd_ends_for_its_time_is_no_verdict(lab):
+    conf = lab.conf.read_text()
+    try:
+        lab.conf.write_text(f"{conf}PrologEpilogTimeout=2\n")
+        lab.run("scontrol", "reconfigure")
+        lab.inject("n1", "hang")
+        forget_passes(lab, "n1")
+        time.sleep(lab.values["interval"])  # the last reading is old
+        job = lab.submit("sleep 1", gres="gpu:1", nodelist="n1")
+        lab.wait(job, "COMPLETED")
+        assert "prolog poll timeout" in (lab.lab / "log/slurmd-n1.log").read_text()
+        assert lab.state("n1") == "IDLE"
+    finally:
+        lab.inject("n1", "clear")
+        lab.conf.write_text(conf)
+        lab.run("scontrol", "reconfigure")
+
+
 def test_without_a_host_engine_the_job_starts_and_it_is_said(lab, no_engine):
     job = lab.submit("sleep 1", gres="gpu:8", nodelist="n1")
     lab.wait(job, "COMPLETED")
@@ -243,7 +275,7 @@ def test_a_driver_that_hangs_does_not_hold_up_the_job(lab, how):
     assert time.monotonic() - began < 20
     lab.wait(job, "COMPLETED")
     if how == "hang":
-        assert lab.state("n1") == "IDLE"
+        assert "DRAIN" not in lab.state("n1")
         until(lambda: "nvml:timeout" in lab.gpuhealth("n1", "findings"), "the finding")
     else:
         lab.until_reason("n1", "gpuhealth:hung GPU*")
