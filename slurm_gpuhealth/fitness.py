@@ -78,10 +78,10 @@ def move_on(settings: Settings, job: Job) -> int:
     try:
         known = control.show_job(settings.slurm, job.job_id)
         flags = ",".join(control.config(settings.slurm).get("PrologFlags", ())) if known.num_nodes > 1 else "DeferBatch"
-        if known.batch and "deferbatch" in flags.lower():
+        if known.batch and not known.het and "deferbatch" in flags.lower():
             # One of --no-requeue, too: nothing of it ran. By exit code Slurm 22.05 would fail it, and slurmd go on
             # reporting the prolog's failure every 15 s: the node is drained again as often as an admin resumes it.
-            control.requeue(settings.slurm, job.job_id, forced=not known.requeue)
+            control.requeue(settings.slurm, known)
             return 0
     except control.SlurmError as error:
         say(f"job {job.job_id}: not requeued ({error}); Slurm moves it on")

@@ -83,17 +83,16 @@ def undrain(slurm: settings.Slurm, name: str) -> None:
     _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", "State=UNDRAIN")
 
 
-def requeue(slurm: settings.Slurm, job_id: int, forced: bool = False) -> None:
+def requeue(slurm: settings.Slurm, job: records.JobRecord) -> None:
     """Put a job back into the queue, not held; Slurm starts it again after AuthInfo's cred_expire, 120 s by default.
 
-    `forced`: also one of --no-requeue, for a job that never began. Its own wish is put back afterwards.
+    Also one of --no-requeue: for a job that never began. Its own wish is put back afterwards.
     """
-    job = str(int(job_id))
-    if forced:
-        _ask(slurm, slurm.scontrol, "update", f"JobId={job}", "Requeue=1")
-    _ask(slurm, slurm.scontrol, "requeue", job)
-    if forced:
-        _ask(slurm, slurm.scontrol, "update", f"JobId={job}", "Requeue=0")
+    if not job.requeue:
+        _ask(slurm, slurm.scontrol, "update", f"JobId={job.name}", "Requeue=1")
+    _ask(slurm, slurm.scontrol, "requeue", job.name)
+    if not job.requeue:
+        _ask(slurm, slurm.scontrol, "update", f"JobId={job.name}", "Requeue=0")
 
 
 def config(slurm: settings.Slurm) -> dict[str, tuple[str, ...]]:

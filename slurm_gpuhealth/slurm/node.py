@@ -24,6 +24,7 @@ JOB_STATE = re.compile(
     r" Requeue=(?P<requeue>[01]) Restarts=(?P<restarts>\d+) BatchFlag=(?P<batch>\d) Reboot=\d"
     r" ExitCode=(?P<code>\d+):(?P<signal>\d+)"
 )
+JOB_TASK = re.compile(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ")
 JOB_NODES = re.compile(r" NumNodes=(\d+)(?:-\d+)? NumCPUs=")
 DEVICES = re.compile(r"([^\[\],]+)(?:\[([\d,-]+)\])?")
 
@@ -73,6 +74,10 @@ class JobRecord:
     exit_code: int
     signal: int
     num_nodes: int
+    name: str
+    """What means this one job to scontrol: `12`, or `10_2`. Of an array its last task bears the number of the whole."""
+    het: bool = False
+    """A component of a heterogeneous job: the others may have begun."""
 
 
 def parse_node(text: str, name: str) -> NodeRecord:
@@ -106,12 +111,14 @@ def parse_job(text: str, job_id: int) -> JobRecord:
     Job name and comment are the user's, may hold newlines, and stand before and after what we read. So the part that
     only Slurm writes must be found exactly once: a user who forges a second one gets a ValueError and no say.
     """
-    records = re.split(rf"^(?=JobId={job_id} )", text, flags=re.MULTILINE)[1:]
+    pieces = re.split(r"^(?=JobId=\d+ )", text, flags=re.MULTILINE)  # of an array's last task, one for each task
+    records = [piece for piece in pieces if piece.startswith(f"JobId={job_id} ")]
     states = list(JOB_STATE.finditer(records[0])) if len(records) == 1 else []
     nodes = JOB_NODES.findall(records[0]) if len(records) == 1 else []
     if len(states) != 1 or len(nodes) != 1:
         raise ValueError(f"job {job_id}: its record can't be read safely: {text[:200]!r}")
     found = states[0]
+    task = JOB_TASK.match(records[0])
     return JobRecord(
         state=found["state"],
         reason=found["reason"],
@@ -121,6 +128,8 @@ def parse_job(text: str, job_id: int) -> JobRecord:
         exit_code=int(found["code"]),
         signal=int(found["signal"]),
         num_nodes=int(nodes[0]),
+        name=f"{task[1]}_{task[2]}" if task else str(job_id),
+        het=records[0].startswith(f"JobId={job_id} HetJobId="),
     )
 
 

@@ -377,3 +377,17 @@ def test_cancelled_and_timed_out_jobs_are_told_apart_when_slurm_may_be_asked(lab
 
 def gpu_3(lab, node):
     return next(gpu["uuid"] for gpu in lab.journal(node, "gpus") if gpu["index"] == 3)
+
+
+def test_of_an_array_only_the_task_on_the_bad_node_is_moved(lab):
+    lab.inject("n2", "xid", 79, "--gpu", 3)
+    array = lab.submit("sleep 8; echo ran on $SLURMD_NODENAME", gres="gpu:8", exclude="n3,n4", array="0-1")
+    lab.until_reason("n2", "gpuhealth:Xid79 GPU3")
+    queue = lab.run("squeue", "-h", "-r", "-j", str(array), "-o", "%K %t")
+    states = dict(line.split() for line in queue.splitlines())
+    assert sorted(states.values()) == ["PD", "R"]  # the one on n1 goes on
+    until(lambda: not lab.run("squeue", "-h", "-j", str(array), check=False), "the array", 120)
+    for task in (0, 1):
+        record = lab.run("scontrol", "-o", "show", "job", f"{array}_{task}")
+        assert "JobState=COMPLETED" in record
+        assert f"Restarts={int(states[str(task)] == 'PD')}" in record

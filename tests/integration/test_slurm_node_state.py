@@ -180,7 +180,7 @@ def test_a_job_is_requeued_unheld_and_ends_on_another_node(cluster, slurm):
     assert (found.requeue, found.batch, found.num_nodes, found.restarts) == (True, True, 1, 0)
     name = cluster.job(job)["NodeList"]
     hold.take(slurm, name, WANTED)
-    control.requeue(slurm, job)
+    control.requeue(slurm, found)
     cluster.wait(job, "PENDING")
     found = control.show_job(slurm, job)
     assert (found.reason, found.restarts) == ("BeginTime", 1)

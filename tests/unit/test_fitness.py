@@ -16,7 +16,7 @@ from slurm_gpuhealth.slurm.environment import Job
 from slurm_gpuhealth.slurm.node import JobRecord
 
 NOW = time.time()
-BATCH = JobRecord("RUNNING", "None", True, 0, True, 0, 0, 1)
+BATCH = JobRecord("RUNNING", "None", True, 0, True, 0, 0, 1, "7")
 
 
 @pytest.fixture
@@ -60,6 +60,7 @@ def test_epilogs_take_no_more_than_their_share_of_the_nodes_time(settings, journ
         (BATCH, (), 0),
         (replace(BATCH, requeue=False), (), 0),
         (replace(BATCH, batch=False), (), 1),
+        (replace(BATCH, het=True), (), 1),
         (replace(BATCH, num_nodes=2), ("Alloc",), 1),
         (replace(BATCH, num_nodes=2), ("Alloc,DeferBatch",), 0),
     ],
@@ -68,9 +69,9 @@ def test_a_job_is_requeued_gently_only_where_none_of_it_can_have_begun(settings,
     requeued = []
     monkeypatch.setattr(control, "show_job", lambda slurm, job: known)
     monkeypatch.setattr(control, "config", lambda slurm: {"PrologFlags": flags})
-    monkeypatch.setattr(control, "requeue", lambda slurm, job, forced: requeued.append((job, forced)))
+    monkeypatch.setattr(control, "requeue", lambda slurm, job: requeued.append(job))
     assert fitness.move_on(settings, Job(7, "n1")) == code
-    assert requeued == ([(7, not known.requeue)] if code == 0 else [])
+    assert requeued == ([known] if code == 0 else [])
 
 
 def test_a_job_whose_record_can_not_be_read_is_left_to_slurm(settings, monkeypatch):

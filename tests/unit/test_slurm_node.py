@@ -212,3 +212,22 @@ def test_holds_count_each_node_once_and_only_ours():
 def test_a_hold_with_an_admins_second_line_is_not_ours():
     text = (CORPUS / "22.05/sinfo_newline_in_reason.txt").read_text()
     assert node.parse_holds(text, every=False) == ({"n4"}, 4)
+
+
+RECORD = (
+    "JobId={id}{kind} JobName=a UserId=games(5) JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0"
+    " BatchFlag=1 Reboot=0 ExitCode=0:0 NumNodes=1 NumCPUs=8\n"
+)
+
+
+def test_the_last_task_of_an_array_is_not_taken_for_the_whole():
+    text = RECORD.format(id=10, kind=" ArrayJobId=10 ArrayTaskId=3") + RECORD.format(
+        id=11, kind=" ArrayJobId=10 ArrayTaskId=0"
+    )
+    assert node.parse_job(text, 10).name == "10_3"
+    assert node.parse_job(RECORD.format(id=12, kind=""), 12).name == "12"
+
+
+def test_a_component_of_a_heterogeneous_job_is_told():
+    assert node.parse_job(RECORD.format(id=12, kind=" HetJobId=12 HetJobOffset=0"), 12).het
+    assert not node.parse_job(RECORD.format(id=12, kind=""), 12).het
