@@ -70,7 +70,8 @@ def show(facts: dict[str, Any]) -> None:
     click.echo(f"hold: {hold['reason']} ({common.ago(now, hold['since'])})" if hold else "hold: none")
     if last := facts["decision"]:
         result = f": {last['result']}" if last["result"] else ""
-        click.echo(f"last decision: {last['action']} {last['about']}{result} ({common.ago(now, last['time'])})")
+        done = "held already, found too:" if last["action"] == "held" else last["action"]
+        click.echo(f"last decision: {done} {last['about']}{result} ({common.ago(now, last['time'])})")
     click.echo(f"jobs with GPUs: {', '.join(str(job['job']) for job in facts['jobs']) or 'none'}")
     common.table(
         ("GPU", "PCI", "UUID", "SERIAL", "STATE", "LAST DIAGNOSTIC"),
