@@ -186,7 +186,7 @@ def test_a_job_is_requeued_unheld_and_ends_on_another_node(cluster, slurm):
     assert (found.reason, found.restarts) == ("BeginTime", 1)
     cluster.wait(job, "COMPLETED")
     assert cluster.job(job)["NodeList"] != name
-    assert [row[1] for row in cluster.sacct(job)] == ["REQUEUED", "COMPLETED"]
+    until(lambda: [row[1] for row in cluster.sacct(job)] == ["REQUEUED", "COMPLETED"], "both runs in the accounting")
 
 
 def test_a_job_that_forges_its_record_has_no_say(cluster, slurm):
