@@ -71,7 +71,8 @@ def renumber(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
     """The driver's list, and the GPUs that we know brought up to it: after a reboot an address may be another GPU's."""
     from slurm_gpuhealth.evidence import inventory
 
-    listed = inventory.identities(settings)
+    # Without persistence mode the driver has no UUID for a GPU that nobody has opened since the boot.
+    listed = [gpu for gpu in inventory.identities(settings) if gpu["uuid"]]
     old = {gpu["uuid"]: gpu for gpu in journal.get("gpus", [])}
     if listed and journal.get("nvml-boot") != watch.boot_id(settings):
         taken = {gpu["pci"] for gpu in listed} | {gpu["uuid"] for gpu in listed}

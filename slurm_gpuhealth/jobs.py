@@ -73,9 +73,9 @@ def fresh_pass(journal: Journal, uuids: Sequence[str], level: int, since: float)
         row = journal.one(
             "SELECT time, outcome FROM diagnostic WHERE uuid = ? AND level >= ? ORDER BY id DESC LIMIT 1", uuid, level
         )
-        if (
-            row is None or not since <= row[0] <= time.time() + 1 or row[1] not in ("pass", "config")
-        ):  # config: nothing against the GPU
+        if row is None or not since <= row[0] <= time.time() + 1:
+            return False
+        if row[1] not in ("pass", "config"):  # config: nothing against the GPU
             return False
         if journal.one(
             "SELECT 1 FROM finding WHERE severity != 'info' AND time > ? AND (uuid = ? OR uuid IS NULL) LIMIT 1",

@@ -70,9 +70,9 @@ def _first_of_boot(settings: Settings, journal: Journal, node: str, now: float, 
     """What is asked once a boot: which GPUs are here, under which numbers, and do they pass level 1."""
     from slurm_gpuhealth import diagnostic
 
-    identity.learn(settings, journal, node)
     journal.put("sources", {})  # whatever its interval, every source is read now
     watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
+    identity.learn(settings, journal, node)  # after NVML, which wakes GPUs: a sleeping one has no UUID yet
     diagnostic.run_level(
         *(settings, journal, "check", 1, identity.everything(journal)),
         deadline=deadline - 5,

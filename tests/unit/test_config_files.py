@@ -101,7 +101,8 @@ class TestOwnership:
         return file
 
     def test_a_file_that_only_we_can_write_is_accepted(self, file, tmp_path):
-        config.refuse_if_writable_by_others(str(file), str(tmp_path))
+        config.refuse_if_writable_by_others(str(file), str(tmp_path))  # raises nothing
+        assert config.unsafe(str(file), str(tmp_path)) == []
 
     def test_a_file_that_others_can_write_is_refused_with_the_remedy(self, file, tmp_path):
         file.chmod(0o664)

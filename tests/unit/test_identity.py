@@ -1,3 +1,5 @@
+import time
+
 from slurm_gpuhealth import identity
 from slurm_gpuhealth.journal import open_journal
 from slurm_gpuhealth.settings import Paths, Settings
@@ -45,6 +47,22 @@ def test_a_gpu_that_the_driver_does_not_know_makes_the_whole_job_unknown(tmp_pat
     assert identity.of_job(settings, journal, Job(1, "n1", gpus=(0, 1))) is None
     assert identity.of_job(settings, journal, Job(1, "n1", gpus=(2,))) is None
     assert identity.of_job(settings, journal, Job(1, "n1", gpus=(9,))) is None
+
+
+def test_a_gpu_that_nobody_has_opened_yet_is_unknown_and_asked_for_again(tmp_path, monkeypatch):
+    settings, journal, scenario = node(tmp_path)
+    offer(monkeypatch, scenario)
+    sleeping = scenario["gpus"][3]
+    file = tmp_path / f"n1/proc/driver/nvidia/gpus/{sleeping['pci']}.0/information"
+    awake = file.read_text()
+    file.write_text(awake.replace(sleeping["uuid"], "GPU-????????-????-????-????-????????????"))
+    identity.learn(settings, journal, "n1")
+    assert identity.of_job(settings, journal, Job(1, "n1", gpus=(sleeping["gres"],))) is None
+    assert all(identity.everything(journal))
+    assert identity.doubtful(journal, time.time() + identity.AGAIN)
+    file.write_text(awake)
+    identity.learn(settings, journal, "n1", again=True)
+    assert identity.of_job(settings, journal, Job(1, "n1", gpus=(sleeping["gres"],))) == [sleeping["uuid"]]
 
 
 def test_names_need_no_map_and_slices_of_a_gpu_have_none(tmp_path):
