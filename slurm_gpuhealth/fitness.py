@@ -45,8 +45,11 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
     if outcome == "nothing":
         outcome = _held_still(settings, journal, job.node, now)
     if outcome in act.OUT:
+        code = move_on(settings, job)
+        if code and not _drained(settings, job.node):
+            return 0  # it starts here after all
         jobs.turned_away(journal, job.job_id)
-        return 1 if move_on(settings, job) and _drained(settings, job.node) else 0
+        return code
     if outcome != "nothing":
         say(f"{job.node}: job {job.job_id} starts although the node is not fit ({outcome})", error=True)
     return 0
