@@ -219,7 +219,9 @@ def test_programs_that_see_one_fault_at_once_are_one_drain(lab):
         done = list(pool.map(lambda n: lab.hook(programs[n], "n1", SLURM_JOB_ID=str(90000 + n), **job), range(12)))
     assert {one.returncode for one in done if "Traceback" not in one.stderr} <= {0, 1}
     assert sum("State=DRAIN" in call for call in lab.calls("n1")) == 1
-    assert lab.rows("n1", "SELECT DISTINCT action FROM decision") == [("drained",)]
+    # What NVML says of the same GPU may come to one of them after the drain: one more decision, and the same hold.
+    actions = [row[0] for row in lab.rows("n1", "SELECT action FROM decision")]
+    assert (actions.count("drained"), set(actions) - {"drained"}) in ((1, set()), (1, {"held"})), actions
     assert "acked" not in {row[0] for row in lab.rows("n1", "SELECT mode FROM finding")}
 
 
