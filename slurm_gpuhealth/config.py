@@ -16,7 +16,7 @@ import time
 import zlib
 
 from slurm_gpuhealth.frozen import frozen
-from slurm_gpuhealth.settings import Command, Row, Settings
+from slurm_gpuhealth.settings import Command, Model, Row, Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,11 @@ DEFAULT_PATH = "/etc/gpuhealth/gpuhealth.toml"
 HERE = os.path.dirname(__file__)
 POLICY_PATH = os.path.join(HERE, "policy.toml")
 CODE = (POLICY_PATH, os.path.join(HERE, "settings.py"), os.path.join(HERE, "config_check.py"))
-ROWS = {"policy": Row, "command": Command}  # keys that hold a list of tables
+ROWS: dict[str, type] = {  # a list of tables, by the field's annotation
+    "tuple[Command, ...]": Command,
+    "tuple[Model, ...]": Model,
+    "tuple[Row, ...]": Row,
+}
 NODE_KINDS = ("File", "tuple[File, ...]", "Address")  # kinds in which `{node}` stands for the node's name
 CACHE_LIMIT = 4 << 20
 SETTLED = 2.0
@@ -95,24 +99,26 @@ def build(data: Data, path: str, node: str | None = None) -> Settings:
     values = {}
     for key, value in data.items():
         default = Settings.__dict__[key]
-        values[key] = _table(type(default), value, name) if isinstance(value, dict) else _rows(key, value)
+        kind = Settings.__annotations__[key]
+        values[key] = _table(type(default), value, name) if isinstance(value, dict) else _rows(kind, value)
     return Settings(**values)
 
 
 def _table(cls: type, data: Data, node: str) -> Any:
     values = {}
     for key, value in data.items():
-        if cls.__annotations__[key] in NODE_KINDS:
+        kind = cls.__annotations__[key]
+        if kind in NODE_KINDS:
             if isinstance(value, tuple):
                 value = tuple(one.replace("{node}", node) for one in value)
             else:
                 value = value.replace("{node}", node)
-        values[key] = _rows(key, value)
+        values[key] = _rows(kind, value)
     return cls(**values)
 
 
-def _rows(key: str, value: Any) -> Any:
-    return tuple(ROWS[key](**row) for row in value) if key in ROWS else value
+def _rows(kind: str, value: Any) -> Any:
+    return tuple(ROWS[kind](**row) for row in value) if kind in ROWS else value
 
 
 # The cache stands beside the file: each configuration has its own, it needs no path that only the configuration

@@ -9,9 +9,9 @@ import difflib
 import re
 import sys
 
-from slurm_gpuhealth.config import POLICY_PATH, ConfigError, Problem
+from slurm_gpuhealth.config import POLICY_PATH, ROWS, ConfigError, Problem
 from slurm_gpuhealth.config_kinds import CHECKS, Wrong, compare, scalar
-from slurm_gpuhealth.settings import Command, Row, Settings
+from slurm_gpuhealth.settings import Settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     Report = Callable[[Path, str], None]
 
 SIZE_LIMIT = 1 << 20
-ROWS: dict[str, type] = {"tuple[Command, ...]": Command, "tuple[Row, ...]": Row}
 
 
 def parse(path: str) -> dict[str, Any]:
@@ -168,8 +167,8 @@ def _value(cls: type, key: str, kind: str, value: Any, here: Path, report: Repor
         if not isinstance(value, list):
             raise Wrong('a list, ["...", "..."]')
         return tuple(scalar(kind[6:].partition(",")[0], one) for one in value)
-    if kind == "File" and value == "" == default:
-        return value
+    if (kind, value) in (("File", ""), ("Argv", [])) and not default:
+        return default
     return scalar(kind, value)
 
 

@@ -152,10 +152,26 @@ CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
     ("Host", "d_state_tasks"): _between(1, 1e6, "1 or more"),
     ("Infiniband", "ports"): _like(r"[A-Za-z0-9][\w.-]*/\d+", 'ports as DEVICE/PORT, "mlx5_0/1"'),
     ("Infiniband", "error_growth"): _between(1, 1e9, "1 or more"),
+    ("Model", "gpu"): _like(r"\S.*", 'a GPU model as `nvidia-smi -L` names it, "*H100*"'),
+    ("Model", "l3"): _between(60, DAY, "1min to 1d"),
+    ("Model", "l4"): _between(60, DAY, "1min to 1d"),
+    ("Ladder", "window"): _between(3600, 365 * DAY, "1h to 365d"),
+    ("Ladder", "retry"): _between(60, 30 * DAY, "1min to 30d"),
+    ("Ladder", "l2"): _between(10, DAY, "10s to 1d"),
+    ("Ladder", "l3"): _between(10, DAY, "10s to 1d"),
+    ("Ladder", "l4"): _between(10, DAY, "10s to 1d"),
+    ("Reset", "services"): _like(r"[A-Za-z0-9][\w@:.\\-]*", "names of systemd units"),
+    ("Reset", "timeout"): _between(10, DAY, "10s to 1d"),
+    ("Reboot", "most"): _between(1, 20, "1 to 20"),
+    ("Repair", "timeout"): _between(1, 30 * DAY, "1s to 30d"),
+    ("Sweep", "interval"): _between(60, 365 * DAY, "1min to 365d"),
+    ("Sweep", "level"): _between(1, 4, "1 to 4"),
     ("Drain", "nodes"): _like(r"([A-Za-z0-9][^\s;|&]*)?", 'a hostlist without spaces, "gpu[001-128]"'),
     ("Journal", "keep"): _between(7 * DAY, 3650 * DAY, '"7d" or more: the built-in policy looks back 7 days'),
     ("Row", "finding"): _like(r"\*|[a-z*?][a-z0-9*?-]*:\S+", 'SOURCE:CODE, "xid:79", with * and ? as in file names'),
     ("Row", "rung"): _like("|".join(("", *RUNGS)), " or ".join(f'"{one}"' for one in RUNGS)),
+    ("Row", "passed"): _like("|".join(("", *RUNGS)), " or ".join(f'"{one}"' for one in RUNGS)),
+    ("Row", "failed"): _like("|".join(("", *RUNGS)), " or ".join(f'"{one}"' for one in RUNGS)),
     ("Row", "times"): _between(1, 1e6, "1 or more"),
     ("Row", "window"): _between(1, 3650 * DAY, "1s or more"),
     ("Row", "distinct"): _like("job|user|", '"job", "user" or nothing'),
@@ -181,9 +197,12 @@ def compare(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]
                 f"is more than half of check.timeout ({check['timeout']:g} s), all that checks may have",
             )
     for index, row in enumerate(data.get("policy", ())):
-        row = {"rung": "", "times": 1, "distinct": "", "window": DAY, **row}
+        row = {"rung": "", "passed": "", "failed": "", "times": 1, "distinct": "", "window": DAY, **row}
         if row["rung"] and row["severity"] != "fault":
             yield ("policy", index, "rung"), "only a fault queues a rung; leave it out"
+        for key in ("passed", "failed"):
+            if row[key] and (not row["rung"] or RUNGS.index(row[key]) <= RUNGS.index(row["rung"])):
+                yield ("policy", index, key), "must be a higher rung than `rung`: a ladder has an end"
         if row["distinct"] and row["times"] < 2:
             yield ("policy", index, "distinct"), "says nothing without times = 2 or more"
         if row["window"] > keep:

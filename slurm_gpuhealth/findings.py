@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     Scalar = str | int | float | bool | None
 
 SEVERITIES = ("info", "warning", "fault")
-RUNGS = ("L1", "L2", "L3", "L4", "reset", "reboot", "RMA")
+RUNGS = ("L1", "L2", "L3", "L4", "reset", "reboot", "repair", "RMA")
 
 
 @frozen

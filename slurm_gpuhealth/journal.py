@@ -6,6 +6,7 @@
     diagnostic   DCGM results, one row a GPU
     decision     each change of the node that was made, refused, put off, or would have been made (shadow)
     retest       GPUs whose bandwidth was low while other jobs ran: to be tested again when the node is idle
+    step         each rung that the ladder climbed here, and what came of it
 
 Killed at any instruction it is good on the next run (WAL). A corrupt file is set aside and begun anew with what could
 be read of it. When the disk is full or read-only a copy of it, acks and faults that wait included, goes on in
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
 NAME = "journal.db"
-VERSION = 1
+VERSION = 2
 SCHEMA = """
 CREATE TABLE state (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE finding (
@@ -52,6 +53,12 @@ CREATE TABLE decision (
   id INTEGER PRIMARY KEY, time REAL NOT NULL, program TEXT NOT NULL, action TEXT NOT NULL, reason TEXT NOT NULL,
   result TEXT NOT NULL, was TEXT NOT NULL, job INTEGER);
 CREATE TABLE retest (uuid TEXT PRIMARY KEY, time REAL NOT NULL, job INTEGER) WITHOUT ROWID;
+"""
+STEPS = """
+CREATE TABLE step (
+  id INTEGER PRIMARY KEY, time REAL NOT NULL, seconds REAL, fact TEXT NOT NULL, gpu INTEGER, uuid TEXT,
+  rung TEXT NOT NULL, attempt INTEGER NOT NULL, outcome TEXT NOT NULL, follows TEXT NOT NULL, test TEXT NOT NULL,
+  code TEXT NOT NULL, message TEXT NOT NULL, bundle TEXT NOT NULL);
 """
 
 
@@ -152,6 +159,7 @@ class Journal:
         self.write("DELETE FROM job WHERE ended < ? OR started < ?", before, before - 366 * 86400)
         self.write("DELETE FROM diagnostic WHERE time < ?", before)
         self.write("DELETE FROM decision WHERE time < ?", before)
+        self.write("DELETE FROM step WHERE time < ?", before)
 
     def _fall_back(self, error: sqlite3.DatabaseError) -> None:
         from slurm_gpuhealth import journal_mend
@@ -196,8 +204,9 @@ def open_file(path: str) -> sqlite3.Connection:
     if version < VERSION:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("BEGIN IMMEDIATE")
-        if db.execute("PRAGMA user_version").fetchone()[0] < VERSION:  # nobody else was first
-            for statement in SCHEMA.split(";"):
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version < VERSION:  # nobody else was first
+            for statement in ((SCHEMA if version < 1 else "") + STEPS).split(";"):
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {VERSION}")
         db.execute("COMMIT")
@@ -206,7 +215,7 @@ def open_file(path: str) -> sqlite3.Connection:
 
 def memory() -> sqlite3.Connection:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    db.executescript(SCHEMA)
+    db.executescript(SCHEMA + STEPS)
     return db
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     Tables = dict[str, list[tuple[Any, ...]]]
 
-TABLES = ("state", "finding", "job", "diagnostic", "decision", "retest")
-NUMBERED = ("finding", "diagnostic", "decision")
+TABLES = ("state", "finding", "job", "diagnostic", "decision", "retest", "step")
+NUMBERED = ("finding", "diagnostic", "decision", "step")
 
 
 def fall_back(

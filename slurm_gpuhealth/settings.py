@@ -46,6 +46,7 @@ class Paths:
 class Slurm:
     scontrol: File = "/usr/bin/scontrol"
     sinfo: File = "/usr/bin/sinfo"
+    squeue: File = "/usr/bin/squeue"
     slurmd: File = "/usr/sbin/slurmd"
     conf: File = "/etc/slurm/slurm.conf"
     timeout: Seconds = 10.0
@@ -144,8 +145,65 @@ class Infiniband:
 class Drain:
     budget: Share = 0.05
     floor: int = 2
+    per_hour: Share = 0.05
+    lost: Share = 0.05
+    confirmed: Share = 0.2
     nodes: str = ""
     ack: Seconds = 604800.0
+
+
+@frozen
+class Model:
+    """One `[[ladder.model]]`: limits of one GPU model."""
+
+    gpu: str
+    """The model as NVML names it, `*H100*`, with `*` and `?` as in file names."""
+    l3: Seconds
+    l4: Seconds
+
+
+@frozen
+class Ladder:
+    tests: bool = True
+    give_back: bool = True
+    window: Seconds = 604800.0
+    retry: Seconds = 3600.0
+    l2: Seconds = 900.0
+    l3: Seconds = 2100.0
+    l4: Seconds = 7200.0
+    model: tuple[Model, ...] = ()
+    bug_report: File = "/usr/bin/nvidia-bug-report.sh"
+
+
+@frozen
+class Reset:
+    enabled: bool = False
+    together: tuple[str, ...] = ("*V100*", "*A100*", "*A800*")
+    """Models whose NVLink peers are reset together."""
+    nvidia_smi: File = "/usr/bin/nvidia-smi"
+    systemctl: File = "/usr/bin/systemctl"
+    services: tuple[str, ...] = ("nvidia-persistenced", "nvidia-dcgm", "nvidia-dcgm-exporter")
+    timeout: Seconds = 300.0
+
+
+@frozen
+class Reboot:
+    enabled: bool = False
+    most: int = 2
+
+
+@frozen
+class Repair:
+    command: Argv = ()
+    timeout: Seconds = 3600.0
+
+
+@frozen
+class Sweep:
+    enabled: bool = False
+    interval: Seconds = 604800.0
+    level: int = 2
+    budget: Share = 0.02
 
 
 @frozen
@@ -168,6 +226,10 @@ class Row:
     window: Seconds = 86400.0
     distinct: str = ""
     """What must differ between the repetitions: `job` or `user`; empty: nothing."""
+    passed: str = ""
+    """What a pass of that rung is worth: a higher rung that follows nevertheless; empty: the rung's own, give back."""
+    failed: str = ""
+    """The rung that follows a failure; empty: the rung's own (ladder/rungs.py)."""
     why: str = ""
 
 
@@ -186,6 +248,11 @@ class Settings:
     host: Host = Host()
     infiniband: Infiniband = Infiniband()
     drain: Drain = Drain()
+    ladder: Ladder = Ladder()
+    reset: Reset = Reset()
+    reboot: Reboot = Reboot()
+    repair: Repair = Repair()
+    sweep: Sweep = Sweep()
     journal: Journal = Journal()
     policy: tuple[Row, ...] = ()
     """The site's rows first, then the built-in ones; the first that matches decides."""

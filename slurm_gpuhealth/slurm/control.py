@@ -83,6 +83,28 @@ def undrain(slurm: settings.Slurm, name: str) -> None:
     _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", "State=UNDRAIN")
 
 
+def resume(slurm: settings.Slurm, name: str) -> None:
+    """Put a DOWN node back into service: only for a DOWN that our own reboot made."""
+    _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", "State=RESUME")
+
+
+def reboot(slurm: settings.Slurm, name: str, reason: Reason) -> None:
+    """Have Slurm reboot the idle node; it comes back DOWN with our reason. Any other `nextstate` would put an untested
+    node into service, and so would none."""
+    words = ["ASAP", "nextstate=DOWN", f"reason={reasons.write(reason)}"]
+    _ask(slurm, slurm.scontrol, "reboot", *words, _name(name))
+
+
+def set_remarks(slurm: settings.Slurm, name: str, **texts: str) -> None:
+    """Replace the node's `comment` or `extra` as a whole: `remark.put` keeps the site's part."""
+    _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", *(f"{k}={_line(v)}" for k, v in texts.items()))
+
+
+def set_text(slurm: settings.Slurm, name: str, text: str) -> None:
+    """Put somebody's own reason back on a node that is drained."""
+    _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", f"Reason={_line(text)}")
+
+
 def requeue(slurm: settings.Slurm, job: records.JobRecord) -> None:
     """Put a job back into the queue, not held; Slurm starts it again after AuthInfo's cred_expire, 120 s by default.
 
@@ -117,10 +139,10 @@ def gres_map(slurm: settings.Slurm, name: str) -> tuple[tuple[str, ...], ...]:
         raise Refused("slurmd -G", 0, str(error)) from None
 
 
-def holds(slurm: settings.Slurm, group: str = "") -> tuple[frozenset[str], int]:
-    """Names of the nodes that we hold and the number of nodes in `group` (a hostlist; "": all with GPUs). One call."""
+def holds(slurm: settings.Slurm, group: str = "") -> tuple[list[records.Hold], int]:
+    """Our holds, claims included, and the number of nodes in `group` (a hostlist; "": all with GPUs). One call."""
     which = ["-n", group] if group else []
-    text = _ask(slurm, slurm.sinfo, "-h", "-a", "-N", "-o", "%N|%G|%E", *which)
+    text = _ask(slurm, slurm.sinfo, "-h", "-a", "-N", "-o", "%N|%G|%H|%E", *which)
     return records.parse_holds(text, every=bool(group))
 
 
@@ -143,6 +165,12 @@ def _ask(slurm: settings.Slurm, *argv: str, streams: int = 1) -> str:
             raise ControllerDown(f"{what}: {text}")
         raise Refused(what, done.rc, text)
     return out + err if streams == 2 else out
+
+
+def _line(text: str) -> str:
+    if "\n" in text or "\0" in text:
+        raise ValueError(f"not one line: {text[:80]!r}")
+    return text
 
 
 def _name(name: str) -> str:

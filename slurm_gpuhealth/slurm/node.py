@@ -65,6 +65,16 @@ class NodeRecord:
 
 
 @frozen
+class Hold:
+    """A node that we hold, as the budget sees it."""
+
+    node: str
+    ours: Reason
+    time: float
+    """When slurmctld took the reason, in its own whole seconds: the order of claims."""
+
+
+@frozen
 class JobRecord:
     state: str
     reason: str
@@ -180,24 +190,27 @@ def expand(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def parse_holds(text: str, every: bool) -> tuple[frozenset[str], int]:
-    """`sinfo -h -a -N -o '%N|%G|%E'`: the names of the nodes that we hold, and how many nodes there are.
+def parse_holds(text: str, every: bool) -> tuple[list[Hold], int]:
+    """`sinfo -h -a -N -o '%N|%G|%H|%E'`: the nodes that we hold, and how many nodes there are.
 
     `every` counts nodes without GPUs too. A node is listed once a partition; a reason with a newline goes on in the
     next line, and is then none of ours.
     """
     seen: dict[str, str] = {}
+    times: dict[str, float] = {}
     name = ""
     for line in text.splitlines():
-        node, bar, rest = line.partition("|")
-        gres, second, reason = rest.partition("|")
-        if bar and second and reasons.WORD.issuperset(node):
+        node, _, rest = line.partition("|")
+        gres, _, rest = rest.partition("|")
+        when, third, reason = rest.partition("|")
+        if third and reasons.WORD.issuperset(node):
             name = node if every or re.search(r"\bgpu\b", gres) else ""
             if name:
-                seen[name] = reason
+                seen[name], times[name] = reason, _seconds(when)
         elif name:
             seen[name] += f"\n{line}"
-    return frozenset(node for node, reason in seen.items() if reasons.parse(reason)), len(seen)
+    read = {node: reasons.parse(reason) for node, reason in seen.items()}
+    return [Hold(node, ours, times[node]) for node, ours in read.items() if ours], len(seen)
 
 
 def _parse_reason(rest: str) -> tuple[str, str, float, str]:

@@ -1,6 +1,12 @@
 """The reason that we leave on a drained node: written, read back, and told from Slurm's own and an admin's.
 
-    gpuhealth:<fact> GPU<n> <rung> <state> [pci] [serial=S] [since=MM-DDThh:mmZ] [job=N] [next=RUNG] [by=USER]
+    gpuhealth:<fact> GPU<n> <rung> <state> [pci] [serial=S] [since=MM-DDThh:mmZ] [job=N] [next=RUNG] [to=RUNG] [try=N]
+              [boots=N] [by=USER]
+
+    claim      drained, and not yet counted against the budget
+    queued     the rung begins when no job is here          untested   the rung could not be done: tried again later
+    running    it is at it                                  manual     the rung is off here, or its end is: by hand
+    pass       fit, and an admin gives it back              fail       not fit; `next` follows, or it is the end
 
 `sinfo -R` shows 20 columns of it, slurmdbd keeps 255 bytes, and a newline, `"` or `|` would break whoever reads it.
 A text that begins like ours but does not read back exactly has been changed by somebody: it is an admin's.
@@ -22,7 +28,7 @@ PREFIX = "gpuhealth:"
 MAX_FACT = 20 - len(PREFIX)
 """So that a fact fits in the 20 columns of `sinfo -R`, `gpuhealth:Xid79 GPU3` with its GPU."""
 MAX_BYTES = 255
-STATES = ("queued", "running", "pass", "fail")
+STATES = ("claim", "queued", "running", "pass", "fail", "manual", "untested")
 WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 HEX = frozenset("0123456789abcdef")
 MAX_USER = 64
@@ -64,6 +70,12 @@ class Reason:
     """UTC, `MM-DDThh:mmZ` (`stamp`)."""
     job: int | None = None
     next: str = ""
+    to: str = ""
+    """How far somebody asked for tests although nothing is found."""
+    attempt: int = 1
+    """Of this rung; written from the second on."""
+    boots: int = 0
+    """How often our ladder has rebooted the node for this."""
     by: str = ""
     """The user who asked: any text; written percent-encoded and cut to 64 bytes."""
     tail: tuple[str, ...] = ()
@@ -86,6 +98,9 @@ def write(reason: Reason) -> str:
         reason.since and f"since={reason.since}",
         "" if reason.job is None else f"job={reason.job}",
         reason.next and f"next={reason.next}",
+        reason.to and f"to={reason.to}",
+        f"try={reason.attempt}" if reason.attempt > 1 else "",
+        f"boots={reason.boots}" if reason.boots else "",
         reason.by and f"by={_escape(reason.by)}",
     ]
     return " ".join(part for part in parts if part)
@@ -102,11 +117,12 @@ def parse(text: str) -> Reason | None:
     for word in words[4:]:
         key, equals, value = word.partition("=")
         fields.update({key: value} if equals else {"pci": word[:-2]})
-    job = fields.pop("job", "")
+    job, attempt, boots = (fields.pop(key, "") for key in ("job", "try", "boots"))
     try:
         reason = Reason(
             words[0][len(PREFIX) :], None if gpu == "*" else int(gpu), words[2], words[3],
-            **{**fields, "by": _unescape(fields.get("by", ""))}, job=int(job) if job else None, tail=tuple(tail),
+            **{**fields, "by": _unescape(fields.get("by", ""))}, job=int(job) if job else None,
+            attempt=int(attempt or 1), boots=int(boots or 0), tail=tuple(tail),
         )  # fmt: skip
         # Exactly what we would write: nothing lost, doubled, reordered or added by somebody.
         return reason if write(reason) == ours else None
@@ -167,6 +183,9 @@ def _checks(reason: Reason) -> dict[str, bool]:
         "since": not date or date == "99-99T99:99Z",
         "job": reason.job is None or 0 < reason.job < 1 << 64,
         "next": not reason.next or reason.next in RUNGS,
+        "to": not reason.to or reason.to in RUNGS,
+        "attempt": 0 < reason.attempt < 100,
+        "boots": 0 <= reason.boots < 100,
     }
 
 

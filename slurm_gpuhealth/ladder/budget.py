@@ -1,0 +1,95 @@
+"""How many nodes may be held: one question, answered from all nodes' reasons. Pure: no I/O.
+
+Nodes decide without a coordinator. Each writes its drain as a claim, waits, reads all reasons once, and asks for a
+place: before it are the confirmed holds and the claims that are older (slurmctld's second, then the name). Two
+nodes that ask at once see the same order, so never more than fit are confirmed; and a confirmed one is never evicted.
+"""
+
+from __future__ import annotations
+
+import calendar
+import time
+
+from slurm_gpuhealth.frozen import frozen
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Literal
+
+    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.node import Hold
+    from slurm_gpuhealth.slurm.reason import Reason
+
+    Kind = Literal["sweep", "lost", "confirmed", "new"]
+
+LOST = ("Xid79", "lost", "count")
+"""Facts that say: a GPU is gone. No bug of a check makes them, so they don't use up what waits for a diagnosis."""
+SETTLE = 2.0
+"""Seconds between writing a claim and asking for its place: slurmctld keeps whole seconds."""
+
+
+@frozen
+class Place:
+    """`fits`, or why not."""
+
+    fits: bool
+    why: str = ""
+
+
+def kind(ours: Reason) -> Kind:
+    """Which limit a hold counts against."""
+    if ours.fact == "sweep":
+        return "sweep"
+    if ours.rung == "RMA" or (ours.state == "fail" and ours.rung not in ("L1", "L2")):
+        return "confirmed"  # a diagnosis on the idle node, or NVIDIA's own criterion: no longer a check's word
+    return "lost" if ours.fact in LOST else "new"
+
+
+def place(mine: Hold, holds: Iterable[Hold], total: int, settings: Settings, now: float) -> Place:
+    """Whether the claim `mine` fits. Before it is written: with an infinite `time`, which is after every claim."""
+    others = [
+        hold
+        for hold in holds
+        if hold.node != mine.node and (hold.ours.state != "claim" or (hold.time, hold.node) < (mine.time, mine.node))
+    ]
+    limits, which = settings.drain, kind(mine.ours)
+    counts = {name: sum(kind(hold.ours) == name for hold in others) for name in ("sweep", "lost", "confirmed", "new")}
+    recent = sum(now - (began(hold.ours, now) or hold.time) < 3600 for hold in others)
+    share = {"sweep": settings.sweep.budget, "lost": limits.lost, "confirmed": limits.confirmed, "new": limits.budget}
+    floor = 1 if which == "sweep" else limits.floor
+    if counts[which] + 1 > most(total, share[which], floor):
+        return Place(False, f"{counts[which]} of {total} nodes are held already ({WORDS[which]})")
+    if which != "confirmed" and counts["confirmed"] >= most(total, limits.confirmed, 2 * limits.floor):
+        return Place(False, f"diagnoses have confirmed faults on {counts['confirmed']} of {total} nodes: look at them")
+    if recent + 1 > most(total, limits.per_hour, 2 * limits.floor):
+        return Place(False, f"{recent} nodes were drained in the last hour")
+    return Place(True)
+
+
+WORDS = {
+    "sweep": "sweep.budget",
+    "lost": "drain.lost: GPUs gone",
+    "confirmed": "drain.confirmed: faults that a diagnosis confirmed",
+    "new": "drain.budget",
+}
+
+
+def most(total: int, share: float, floor: int) -> int:
+    """`share` of `total` nodes, rounded down, and at least `floor`. A floor of 0 and a share of 0 hold nothing."""
+    return max(floor, int(share * total + 1e-9))
+
+
+def began(ours: Reason, now: float) -> float:
+    """When the hold began, by its `since`, which has no year; 0.0 without one."""
+    if not ours.since:
+        return 0.0
+    year = time.gmtime(now).tm_year
+    for guess in (year, year - 1):
+        try:
+            found = calendar.timegm(time.strptime(f"{guess}-{ours.since}", "%Y-%m-%dT%H:%MZ"))
+        except ValueError:  # 29 February
+            continue
+        if found <= now + 86400:
+            return float(found)
+    return 0.0

@@ -1,0 +1,143 @@
+"""Our part of a node's Comment and Extra, written and read back; the site's own text is kept. Pure: no I/O.
+
+    Comment   gpuhealth: ack FACT until YYYY-MM-DDThh:mmZ, was TEXT;        what an admin said
+    Extra     gpuhealth: L3 pass GPU3 memory 46 at=… fact=Xid79 next=… backs=1 boots=1;     what came of it
+
+Both outlive a resume, a reboot and the node's own journal. A part of ours begins with `gpuhealth: ` and ends with `;`.
+"""
+
+from __future__ import annotations
+
+import calendar
+import time
+
+from slurm_gpuhealth.frozen import frozen
+from slurm_gpuhealth.slurm import reason as reasons
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PREFIX = "gpuhealth: "
+TIME = "%Y-%m-%dT%H:%MZ"
+MARKS = "%;,\n"
+
+
+@frozen
+class Result:
+    """The last result of the ladder on a node."""
+
+    rung: str
+    outcome: str
+    """`pass`, `fail`, `untested`, or `cancelled`."""
+    at: float
+    """Seconds since the epoch; whole minutes."""
+    fact: str = ""
+    gpu: int | None = None
+    test: str = ""
+    code: str = ""
+    next: str = ""
+    """What follows: a rung, or `back`."""
+    backs: int = 0
+    """How often the node was given back for this fact on this GPU within the window."""
+    boots: int = 0
+    """How often our ladder has rebooted it within the window."""
+
+
+@frozen
+class Said:
+    """What an admin said about a node."""
+
+    acks: Mapping[str, float] = {}
+    """fact → until when it is left alone, seconds since the epoch."""
+    was: str = ""
+    """The admin's own reason, taken over by --take-over; put back when nothing is found."""
+
+
+def write_result(extra: str, result: Result) -> str:
+    """`extra` with our part replaced."""
+    parts = [
+        f"{result.rung} {result.outcome} GPU{'*' if result.gpu is None else result.gpu}",
+        *(f"{key}={_word(text)}" for key, text in (("test", result.test), ("code", result.code)) if text),
+        f"at={stamp(result.at)}",
+        *(f"{key}={_word(text)}" for key, text in (("fact", result.fact), ("next", result.next)) if text),
+        *(f"{key}={count}" for key, count in (("backs", result.backs), ("boots", result.boots)) if count),
+    ]
+    return _put(extra, " ".join(parts))
+
+
+def read_result(extra: str) -> Result | None:
+    """Our part of Extra; None where there is none, or somebody has changed it."""
+    words = _find(extra).split(" ")
+    fields = dict(word.partition("=")[::2] for word in words[3:])
+    try:
+        rung, outcome, gpu = words[:3]
+        return Result(
+            *(rung, outcome, read_stamp(fields["at"]), fields.get("fact", "")),
+            *(None if gpu == "GPU*" else int(gpu[3:]), fields.get("test", ""), fields.get("code", "")),
+            *(fields.get("next", ""), int(fields.get("backs", 0)), int(fields.get("boots", 0))),
+        )
+    except (ValueError, KeyError):
+        return None
+
+
+def write_said(comment: str, said: Said) -> str:
+    """`comment` with our part replaced."""
+    parts = [f"ack {_word(fact)} until {stamp(until)}" for fact, until in sorted(said.acks.items())]
+    return _put(comment, ", ".join(parts + ([f"was {_escape(said.was)}"] if said.was else [])))
+
+
+def read_said(comment: str) -> Said:
+    """What an admin said; parts that can't be read say nothing."""
+    acks, was = {}, ""
+    for part in _find(comment).split(", "):
+        words = part.split(" ")
+        try:
+            if words[0] == "ack" and words[2] == "until":
+                acks[words[1]] = read_stamp(words[3])
+            elif words[0] == "was":
+                was = _unescape(part[4:])
+        except (ValueError, IndexError):
+            continue
+    return Said(acks, was)
+
+
+def stamp(when: float) -> str:
+    """`YYYY-MM-DDThh:mmZ`."""
+    return time.strftime(TIME, time.gmtime(when))
+
+
+def read_stamp(text: str) -> float:
+    """Seconds since the epoch; raises ValueError."""
+    return float(calendar.timegm(time.strptime(text, TIME)))
+
+
+def _put(text: str, ours: str) -> str:
+    """`text` with our part replaced by `ours`; without one when `ours` is empty."""
+    begin = text.find(PREFIX)
+    if begin >= 0:
+        head, tail = text[:begin].rstrip(), text[begin:].partition(";")[2].strip()
+        text = f"{head} {tail}".strip()
+    return f"{text} {PREFIX}{ours};".strip() if ours else text
+
+
+def _find(text: str) -> str:
+    """Our part without its marks; "" where there is none."""
+    begin = text.find(PREFIX)
+    part, end, _ = text[begin + len(PREFIX) :].partition(";")
+    return part.strip() if begin >= 0 and end else ""
+
+
+def _word(text: str) -> str:
+    """Letters, digits, `.`, `_` and `-` only: it may come from a device or a user."""
+    return "".join(c if c in reasons.WORD else "-" for c in text)[:40]
+
+
+def _escape(text: str) -> str:
+    return "".join(f"%{ord(c):02X}" if c in MARKS else c for c in text)
+
+
+def _unescape(text: str) -> str:
+    from urllib.parse import unquote
+
+    return unquote(text)
