@@ -87,11 +87,11 @@ def due(ours: Reason, record: NodeRecord, known: Known, settings: Settings) -> S
     if ours.state == "untested":
         if ours.attempt > 1 or known.age < settings.ladder.retry:
             return Step("wait", why="could not be tested")
-        return _run(ours.rung, settings)
+        return _run(ours.rung, ours, settings)
     if ours.state == "fail":
-        return _run(ours.next, settings)
+        return _run(ours.next, ours, settings)
     if ours.state == "queued":
-        return _run(ours.rung, settings)
+        return _run(ours.rung, ours, settings)
     if ours.rung == "reboot" and known.rebooted:
         return Step("run", "reboot", "it has booted", ours.attempt)
     if ours.attempt > 1:
@@ -153,8 +153,13 @@ def in_the_way(record: NodeRecord) -> str:
     return ""
 
 
-def _run(rung: str, settings: Settings) -> Step:
-    return Step("run", rung) if rungs.enabled(settings, rung) else Step("manual", rung)
+def _run(rung: str, ours: Reason, settings: Settings) -> Step:
+    return Step("run", rung) if _may(rung, ours, settings) else Step("manual", rung)
+
+
+def _may(rung: str, ours: Reason, settings: Settings) -> bool:
+    """Whether the configuration lets the node do it, or somebody asked for this test."""
+    return rungs.enabled(settings, rung) or (ours.fact in ON_REQUEST and rung.startswith("L"))
 
 
 def _queue(rung: str, ours: Reason, settings: Settings) -> Step:
@@ -163,7 +168,7 @@ def _queue(rung: str, ours: Reason, settings: Settings) -> Step:
         rung = "repair"
     if rung == "repair" and not rungs.enabled(settings, "repair"):
         rung = "RMA"
-    return Step("queue" if rungs.enabled(settings, rung) else "manual", rung)
+    return Step("queue" if _may(rung, ours, settings) else "manual", rung)
 
 
 def _rank(rung: str) -> int:
