@@ -56,7 +56,8 @@ def test_the_shipped_file_has_every_key_of_the_settings(write):
     data, _ = config_check.parse_with_lines(write(uncommented()))
     for table, default in Settings().__dict__.items():
         if hasattr(default, "__dict__"):
-            assert data[table].keys() | {"command"} == default.__dict__.keys() | {"command"}, table
+            rows = {key for key in default.__dict__ if type(default).__annotations__[key] in config.ROWS}
+            assert data[table].keys() | rows == default.__dict__.keys() | rows, table
     assert "mode" in data
 
 
@@ -66,6 +67,7 @@ def test_the_examples_in_the_shipped_file_load(write):
     loaded = config.load(write(text), "n1")
     assert loaded.check.command[0].argv[0] == "/usr/local/sbin/check-nvme"
     assert [row.finding for row in loaded.policy[:2]] == ["xid:63", "nvml:thermal"]
+    assert [row.gpu for row in loaded.ladder.model] == ["*B200*"]
 
 
 def test_the_documentation_is_made_from_the_shipped_file():
