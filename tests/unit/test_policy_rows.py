@@ -9,6 +9,7 @@ from slurm_gpuhealth.config import POLICY_PATH
 from slurm_gpuhealth.config_check import parse_with_lines
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.judge import match
+from slurm_gpuhealth.ladder.rungs import LADDER
 from slurm_gpuhealth.settings import Row
 
 ROWS = tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
@@ -149,6 +150,52 @@ REVIEWED = [
     ("new-source:new-code", {"class": "hardware", "action": "RESET_GPU"}, 99, "warning", ""),
 ]
 # fmt: on
+
+
+GIVEN_BACK, HANDS = "back", ""
+# Each fault row: where a pass, and where a failure, of its rung leads. The first finding above that meets it names it.
+FOLLOWS = {
+    # A GPU that is gone: deeper levels can't see it either, a reboot may bring it back.
+    "xid:79": (GIVEN_BACK, "reboot"), "nvml:lost": (GIVEN_BACK, "reboot"), "nvml:count": (GIVEN_BACK, "reboot"),
+    # It showed by repetition: fifteen quiet minutes prove little.
+    "xid:13": ("L4", "L4"), "xid:31": ("L4", "L4"), "xid:32": ("L4", "L4"), "xid:80": ("L4", "L4"),
+    "xid:94": ("L4", "L4"), "aer:fatal": ("L4", "L4"), "nvml:ecc": ("L4", "L4"),
+    # The same; and a link is trained anew by a reset, a cable needs hands.
+    "xid:74": ("L4", "reset"), "xid:54": ("L4", "repair"), "nvml:power": (GIVEN_BACK, "repair"),
+    # NVIDIA suspects hardware and names no cure.
+    "xid:61": ("L4", "L4"),
+    # DCGM against DCGM.
+    "dcgm:memory": ("L4", "L4"), "dcgm:pcie": ("L4", "L4"),
+    # Could not be tested before: a pass is all that was missing.
+    "dcgm:untestable": (GIVEN_BACK, "L4"),
+    # What the source itself says is needed.
+    "xid:48": (GIVEN_BACK, "reboot"), "xid:64": (GIVEN_BACK, "reboot"), "nvrm:reset-required": (GIVEN_BACK, "reboot"),
+    "nvml:remap-pend": (GIVEN_BACK, "reboot"), "nvml:recovery reset": (GIVEN_BACK, "reboot"),
+    "dcgm:software": (GIVEN_BACK, "reboot"),
+    "xid:154": (GIVEN_BACK, "repair"), "sxid:20034": (GIVEN_BACK, "repair"), "nvrm:reboot-required": (GIVEN_BACK, "repair"),
+    "driver:hung": (GIVEN_BACK, "repair"), "nvml:irq": (GIVEN_BACK, "repair"), "nvml:recovery reboot": (GIVEN_BACK, "repair"),
+    "dcgm:software 126": (GIVEN_BACK, "repair"),
+    # The end, and what has no rung at all.
+    "nvml:remap-fail": (HANDS, HANDS), "ib:port-down": (HANDS, HANDS), "ib:port-missing": (HANDS, HANDS),
+    # Not of DCGM's world.
+    "site:nvme": (GIVEN_BACK, "repair"),
+}  # fmt: skip
+
+
+def test_what_follows_each_fault_is_what_the_review_says():
+    found = {}
+    for key, details, seen, severity, _ in REVIEWED:
+        row = decide(key, details, seen)
+        if severity == "fault" and id(row) not in {id(one) for one in found.values()}:
+            more = details.get("action") if key == "nvml:recovery" else details.get("error_id") == 126 and 126
+            found[f"{key} {more}" if more else key] = row
+    rungs = {name: (row.passed or row.rung and LADDER[row.rung].passed, row.failed or row.rung and LADDER[row.rung].failed)
+             for name, row in found.items()}  # fmt: skip
+    assert rungs == FOLLOWS
+
+
+def test_a_fault_that_shows_by_repetition_needs_more_than_a_pass_of_level_3():
+    assert [row.finding for row in ROWS if row.rung == "L3" and row.times > 1 and row.passed != "L4"] == []
 
 
 @pytest.mark.parametrize("case", REVIEWED, ids=lambda case: f"{case[0]}x{case[2]}")
