@@ -39,6 +39,12 @@ KILL_WAIT = 1.0
 """Seconds between SIGKILL and calling a child stuck. A task that is not in D state dies in milliseconds."""
 
 
+watcher: Callable[[Child], None] | None = None
+"""Of a program whose children run for minutes: called with each child at its start and every WATCH seconds after it.
+What it raises ends the child."""
+WATCH = 20.0
+
+
 @frozen
 class Child:
     """A process told apart from a later one with the same pid: `start` is field 22 of /proc/PID/stat."""
@@ -136,6 +142,12 @@ def alive(child: Child) -> bool:
     return start == child.start and state != "Z"
 
 
+def terminate(child: Child) -> None:
+    """SIGTERM to the process group of a child that another program of ours left behind."""
+    if alive(child):
+        _signal_group(child.pid, SIGTERM)
+
+
 def age(child: Child) -> float:
     """Seconds since it was started."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - child.start / os.sysconf("SC_CLK_TCK")
@@ -165,7 +177,7 @@ def _supervise(
             if sign:
                 timed_out = True
                 _signal_group(pid, sign)
-            rc = _follow(pid, readers, data, time.monotonic() + seconds, limit)
+            rc = _follow(child, readers, data, time.monotonic() + seconds, limit, watched=not sign)
             if rc is not None:
                 break
     except BaseException as end:  # our own end (SIGTERM by slurmd, Ctrl-C): leave no child behind
@@ -203,7 +215,9 @@ def _become_child(ends: Sequence[int], body: Callable[[int], NoReturn], seconds:
         os._exit(125)
 
 
-def _follow(pid: int, readers: Sequence[int], data: Sequence[bytearray], deadline: float, limit: int) -> int | None:
+def _follow(
+    child: Child, readers: Sequence[int], data: Sequence[bytearray], deadline: float, limit: int, watched: bool
+) -> int | None:
     """Read the child's pipes until it exits: its exit code, or None at the deadline.
 
     The end is the child's exit, not end-of-file: a grandchild that kept our pipe (nvvs does) must not hold us up.
@@ -213,27 +227,44 @@ def _follow(pid: int, readers: Sequence[int], data: Sequence[bytearray], deadlin
         os.set_blocking(read, False)
         poll.register(read, select.POLLIN)
     try:
-        exit_fd = os.pidfd_open(pid)
+        exit_fd = os.pidfd_open(child.pid)
         poll.register(exit_fd, select.POLLIN)
     except (AttributeError, OSError):  # Linux before 5.3: look for its exit every 20 ms
         exit_fd = -1
+    look = time.monotonic()
     try:
         while True:
+            if watcher and watched and time.monotonic() >= look:
+                _watch(child)
+                look = time.monotonic() + WATCH
             left = deadline - time.monotonic()
+            if watcher and watched:
+                left = min(left, look - time.monotonic())
             for fd, _ in poll.poll(max(0.0, left if exit_fd >= 0 else min(left, 0.02)) * 1000):
                 if fd != exit_fd and not _drain(fd, readers.index(fd), data, limit):
                     poll.unregister(fd)
-            done, status = os.waitpid(pid, os.WNOHANG)
+            done, status = os.waitpid(child.pid, os.WNOHANG)
             if done:
                 for index, read in enumerate(readers):
                     while _drain(read, index, data, limit):
                         pass
                 return os.waitstatus_to_exitcode(status)
-            if left <= 0:
+            if deadline <= time.monotonic():
                 return None
     finally:
         if exit_fd >= 0:
             os.close(exit_fd)
+
+
+def _watch(child: Child) -> None:
+    """One call of the watcher, whose own children are not watched."""
+    global watcher
+    call, watcher = watcher, None
+    try:
+        if call:
+            call(child)
+    finally:
+        watcher = call
 
 
 def _drain(fd: int, index: int, data: Sequence[bytearray], limit: int) -> bool:

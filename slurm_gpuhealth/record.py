@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from slurm_gpuhealth import jobs
-from slurm_gpuhealth.findings import Finding, Gpu
+from slurm_gpuhealth.findings import RUNGS, Finding, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.judge import Judged, identity, judge
 
@@ -44,6 +44,16 @@ def waiting(journal: Journal, mode: str = "enforce") -> dict[int, Judged]:
         mode,
     )
     return {row[0]: _judged(row) for row in rows}
+
+
+def select(journal: Journal, where: str, *values: Any) -> list[Judged]:
+    """Findings by a condition of ours: the highest rung first, then the first seen."""
+    rows = journal.rows(
+        f"SELECT {COLUMNS} FROM finding WHERE {where} ORDER BY time",  # noqa: S608 - ours
+        *values,
+    )
+    rank = {rung: place for place, rung in enumerate(RUNGS)}
+    return sorted((_judged(row) for row in rows), key=lambda one: -rank.get(one.rung, -1))
 
 
 def settle(journal: Journal, ids: Iterable[int], decision: int) -> None:

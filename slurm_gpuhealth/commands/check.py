@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from slurm_gpuhealth.journal import Journal
     from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.node import NodeRecord
 
 
 def main() -> None:
@@ -54,12 +55,17 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
             watch.source(settings, journal, name, now, left)
     waits = journal.one("SELECT 1 FROM finding WHERE severity = 'fault' AND acted IS NULL AND cleared IS NULL LIMIT 1")
     put_off = 0 <= now - journal.get("put-off", 0) < settings.slurm.request_poll
+    record = None
     if waits and not put_off:
         from slurm_gpuhealth import act
 
         act.act(settings, journal, "check", node, now)
     elif not jobs.running(journal):
-        _poll(settings, journal, node, now)
+        record = _poll(settings, journal, node, now)
+    if journal.get("hold"):
+        from slurm_gpuhealth.ladder import worker
+
+        worker.tend(settings, journal, node, record, now)
     if not 0 <= now - journal.get("pruned", 0) <= 86400:
         journal.prune(now - settings.journal.keep)
         journal.put("pruned", now)
@@ -81,16 +87,16 @@ def _first_of_boot(settings: Settings, journal: Journal, node: str, now: float, 
     )
 
 
-def _poll(settings: Settings, journal: Journal, node: str, now: float) -> None:
-    """Read our own record, at most once each `slurm.request_poll`; the first time offset, so that nodes take turns."""
+def _poll(settings: Settings, journal: Journal, node: str, now: float) -> NodeRecord | None:
+    """Our own record, at most once each `slurm.request_poll`; the first time offset, so that nodes take turns."""
     every = settings.slurm.request_poll
     last = journal.get("polled")
     if last is None:
         last = now - zlib.crc32(node.encode()) % int(every)
         journal.put("polled", last)
     if 0 <= now - last < every:
-        return
+        return None
     journal.put("polled", now)
     from slurm_gpuhealth import act
 
-    act.look_at_hold(settings, journal, node, now)
+    return act.look_at_hold(settings, journal, node, now)

@@ -54,6 +54,8 @@ class Known:
     """The node has booted since the reason was written."""
     mended: bool = False
     """The standing faults that this hold is about are gone."""
+    bundled: bool = True
+    """The evidence for an RMA has been gathered."""
     age: float = 0.0
     """Seconds since the reason was written."""
 
@@ -75,7 +77,7 @@ def due(ours: Reason, record: NodeRecord, known: Known, settings: Settings) -> S
         return Step("wait", why=f"{ours.rung} is running")
     if ours.state == "pass":
         return Step("wait", why="fit: an admin gives it back")
-    if is_end(ours):
+    if is_end(ours) and known.bundled:
         return Step("wait", why="the end of the ladder: a human's")
     way = in_the_way(record)
     if way:
@@ -89,7 +91,7 @@ def due(ours: Reason, record: NodeRecord, known: Known, settings: Settings) -> S
             return Step("wait", why="could not be tested")
         return _run(ours.rung, ours, settings)
     if ours.state == "fail":
-        return _run(ours.next, ours, settings)
+        return _run("RMA" if is_end(ours) else ours.next, ours, settings)
     if ours.state == "queued":
         return _run(ours.rung, ours, settings)
     if ours.rung == "reboot" and known.rebooted:

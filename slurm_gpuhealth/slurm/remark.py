@@ -42,6 +42,8 @@ class Result:
     """How often the node was given back for this fact on this GPU within the window."""
     boots: int = 0
     """How often our ladder has rebooted it within the window."""
+    bundle: str = ""
+    """The name of the evidence's file, in the node's `paths.state`/bundles."""
 
 
 @frozen
@@ -62,6 +64,7 @@ def write_result(extra: str, result: Result) -> str:
         f"at={stamp(result.at)}",
         *(f"{key}={_word(text)}" for key, text in (("fact", result.fact), ("next", result.next)) if text),
         *(f"{key}={count}" for key, count in (("backs", result.backs), ("boots", result.boots)) if count),
+        *([f"bundle={_word(result.bundle)}"] if result.bundle else []),
     ]
     return _put(extra, " ".join(parts))
 
@@ -76,6 +79,7 @@ def read_result(extra: str) -> Result | None:
             *(rung, outcome, read_stamp(fields["at"]), fields.get("fact", "")),
             *(None if gpu == "GPU*" else int(gpu[3:]), fields.get("test", ""), fields.get("code", "")),
             *(fields.get("next", ""), int(fields.get("backs", 0)), int(fields.get("boots", 0))),
+            bundle=fields.get("bundle", ""),
         )
     except (ValueError, KeyError):
         return None

@@ -1,0 +1,214 @@
+"""What came of a rung: looked at anew, and written into the journal, the node's result line and its reason; give-back.
+
+In this order: killed between two of them, the rung is run again, and nothing is given back unproven.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from slurm_gpuhealth import child, lock, watch
+from slurm_gpuhealth.findings import Gpu
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.ladder import climb as core
+from slurm_gpuhealth.ladder import state
+from slurm_gpuhealth.ladder.rungs import HoldLost, Result
+from slurm_gpuhealth.say import say
+from slurm_gpuhealth.slurm import control, remark
+from slurm_gpuhealth.slurm import reason as reasons
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.ladder.climb import Step
+    from slurm_gpuhealth.ladder.rungs import Climb
+    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.node import NodeRecord
+    from slurm_gpuhealth.slurm.reason import Reason
+
+    Answer = TypeVar("Answer")
+
+PATIENCE = 21600.0
+"""Seconds that a result waits for a controller that is down; then the rung is run again."""
+
+
+def conclude(given: Climb, result: Result, number: int, since: float) -> bool:
+    """Write down what came of the rung and do what follows; whether another rung may be climbed at once.
+
+    `number`: its row in the journal; `since`: when the hold began. Raises HoldLost.
+    """
+    settings, journal = given.settings, given.journal
+    record = ask(lambda: control.show_node(settings.slurm, given.node))
+    if not is_still(record, given.ours):
+        raise HoldLost(f"the hold is no longer ours: {record.reason!r}")
+    open_ = state.open_faults(settings, journal, given.since)
+    if "INVALID_REG" in record.flags:  # slurmd reports fewer GPUs than configured
+        open_ = [*open_, core.Open("L3", failed="reboot")]
+    about = next(iter(state.causes(settings, journal, since)), core.Open(given.rung))
+    step = core.after(given.ours, given.rung, result, open_, settings, about.passed, about.failed)
+    if result.outcome == "pass" and open_:
+        result = _not_fit(journal, given, result)
+    ours = _named(given.ours, result)
+    follows = {"back": "back", "end": "RMA", "untested": ""}.get(step.do, step.rung)
+    end(journal, number, result, follows, given.since)
+    _write_result(given, record, ours, result, follows)
+    say(f"{given.node}: {given.rung} {result.outcome}: {result.message}; next: {follows or 'none'}")
+    if step.do == "back" and (settings.ladder.give_back or ours.fact in core.ON_REQUEST):
+        ask(lambda: give_back(settings, journal, given.node, given.ours))
+        return False
+    reword(settings, journal, record, _reason_after(journal, given, ours, step))
+    return step.do == "queue"
+
+
+def _reason_after(journal: Journal, given: Climb, ours: Reason, step: Step) -> Reason:
+    """The reason that says what follows."""
+    if step.do == "back":
+        return replace(ours, rung=given.rung, state="pass")
+    if step.do == "end":
+        return replace(ours, state="fail")
+    if step.do == "untested":
+        return replace(ours, rung=given.rung, state="untested")
+    if step.rung == "RMA":  # the failing test stays in sight; what a human needs at the rack is added
+        known: list[dict[str, Any]] = journal.get("gpus", [])
+        gpu = next((one for one in known if ours.gpu is not None and one["index"] == ours.gpu), {})
+        serial = "".join(c for c in gpu.get("serial") or "" if c in reasons.WORD)[:32]
+        return replace(ours, rung=given.rung, state="fail", next="RMA", pci=gpu.get("pci") or "", serial=serial)
+    return replace(ours, rung=step.rung, state="manual" if step.do == "manual" else "queued", attempt=1)
+
+
+def give_back(settings: Settings, journal: Journal, node: str, ours: Reason) -> None:
+    """Undrain the node; after our own reboot end the DOWN that it made; put an admin's own reason back where we took
+    his node over. Raises HoldLost."""
+    turn = lock.take(settings, "slurm", time.monotonic() + 2 * settings.slurm.timeout)
+    try:
+        record = control.show_node(settings.slurm, node)
+        if not is_still(record, ours):
+            raise HoldLost(f"the hold is no longer ours: {record.reason!r}")
+        said = remark.read_said(record.comment)
+        # First: our own give-back must not be read as an admin's ack. Killed here, the next check finds the hold again.
+        journal.put("hold", None)
+        if said.was:
+            control.set_text(settings.slurm, node, said.was)
+            comment = remark.write_said(record.comment, replace(said, was=""))
+            control.set_remarks(settings.slurm, node, comment=comment)
+        elif record.base == "DOWN":
+            control.resume(settings.slurm, node)
+        else:
+            control.undrain(settings.slurm, node)
+    finally:
+        if turn is not None:
+            os.close(turn)
+
+
+def reword(settings: Settings, journal: Journal, record: NodeRecord, ours: Reason) -> None:
+    """Replace the reason, if it is still the one that we read. Raises HoldLost."""
+
+    def write() -> str:
+        turn = lock.take(settings, "slurm", time.monotonic() + 2 * settings.slurm.timeout)
+        try:
+            before = control.show_node(settings.slurm, record.name)
+            if before.ours != ours:
+                if before.ours != record.ours:
+                    raise HoldLost(f"the reason was changed to {before.reason!r}")
+                control.set_reason(settings.slurm, record.name, ours)
+            return reasons.write(ours)
+        finally:
+            if turn is not None:
+                os.close(turn)
+
+    text = ask(write)
+    journal.put("hold", {**(journal.get("hold") or {"since": record.reason_time}), "reason": text})
+
+
+def is_still(record: NodeRecord, running: Reason) -> bool:
+    """Whether the hold is ours with this reason, whatever Slurm has appended."""
+    return record.ours is not None and replace(record.ours, tail=()) == replace(running, tail=())
+
+
+def look(settings: Settings, journal: Journal) -> None:
+    """Every source anew: a node is given back on what is true now."""
+    watch.kernel(settings, journal, time.time())
+    for name in watch.SOURCES:
+        watch.source(settings, journal, name, time.time(), settings.check.timeout / 2)
+
+
+def ask(question: Callable[[], Answer]) -> Answer:
+    """The answer to a question to slurmctld, however long it is down."""
+    end_ = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return question()
+        except control.ControllerDown:
+            if time.monotonic() > end_:
+                raise
+            time.sleep(child.WATCH / 2)
+
+
+def begin(journal: Journal, ours: Reason, step: Step, now: float) -> int:
+    """The row of a rung that begins; a reboot goes on in the row that it began in."""
+    last = journal.one("SELECT id, rung FROM step WHERE outcome = 'running' ORDER BY id DESC LIMIT 1")
+    if last and last[1] == step.rung == "reboot":
+        return int(last[0])
+    journal.write("UPDATE step SET outcome = 'cut short' WHERE outcome = 'running'")
+    return journal.write(
+        "INSERT INTO step (time, fact, gpu, rung, attempt, outcome, follows, test, code, message, bundle)"
+        " VALUES (?, ?, ?, ?, ?, 'running', '', '', '', '', '')",
+        *(now, ours.fact, ours.gpu, step.rung, step.attempt),
+    )
+
+
+def end(journal: Journal, number: int, result: Result, follows: str, began: float) -> None:
+    """What came of a rung into its row."""
+    gpu = result.gpu or Gpu()
+    journal.write(
+        "UPDATE step SET seconds = ?, outcome = ?, follows = ?, test = ?, code = ?, message = ?, bundle = ?,"
+        " uuid = ?, gpu = coalesce(gpu, ?) WHERE id = ?",
+        *(time.time() - began, result.outcome, follows, result.test, result.code, result.message, result.bundle),
+        *(gpu.uuid, gpu.index, number),
+    )
+
+
+def _not_fit(journal: Journal, given: Climb, result: Result) -> Result:
+    """A pass beside a fault that is true is none."""
+    found = state.faults(journal, given.since)
+    if not found:
+        return Result("fail", f"{result.message}; slurmd reports fewer GPUs than configured", test="gres")
+    return Result("fail", f"{result.message}; and yet: {found[0].message}", found[0].gpu, found[0].key)
+
+
+def _named(ours: Reason, result: Result) -> Reason:
+    """The reason with what the rung found out: of a request the fact, of a node's fault the GPU."""
+    if result.outcome != "fail":
+        return ours
+    fact = ours.fact
+    if fact in core.ON_REQUEST and result.test:
+        source, _, code = result.test.rpartition(":")
+        fact = reasons.fact(source, code)
+    gpu = ours.gpu if ours.gpu is not None or result.gpu is None else result.gpu.index
+    return replace(ours, fact=fact, gpu=gpu)
+
+
+def _write_result(given: Climb, record: NodeRecord, ours: Reason, result: Result, follows: str) -> None:
+    """The node's Extra: what outlives the hold, and a node without a disk of its own."""
+    settings, now = given.settings, time.time()
+    backs, boots = state.history(given.journal, ours, now - settings.ladder.window)
+    last: Any = remark.read_result(record.extra)
+    if last and last.at > now - settings.ladder.window:
+        same = (last.fact, last.gpu) == (ours.fact, ours.gpu)
+        backs = max(backs, last.backs + (follows == "back") if same else 0)
+        boots = max(boots, last.boots)
+    line = remark.Result(
+        *(given.rung, result.outcome, now, ours.fact, ours.gpu, result.test, result.code, follows),
+        *(backs if ours.fact not in core.ON_REQUEST else 0, max(boots, ours.boots), os.path.basename(result.bundle)),
+    )
+    if given.rung == "RMA" and last and last.next == "RMA":  # the failing test stays in sight
+        line = replace(last, bundle=line.bundle)
+    extra = remark.write_result(record.extra, line)
+    try:
+        ask(lambda: control.set_remarks(settings.slurm, given.node, extra=extra))
+    except (control.SlurmError, ValueError) as error:
+        say(f"{given.node}: the result line could not be written: {error}")

@@ -1,0 +1,110 @@
+"""What a node knows about its own climb: from the journal, the locks and the record to `climb`'s values."""
+
+from __future__ import annotations
+
+import os
+
+from slurm_gpuhealth import lock
+from slurm_gpuhealth.ladder.climb import Known, Open
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slurm_gpuhealth.findings import Finding
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.node import NodeRecord
+    from slurm_gpuhealth.slurm.reason import Reason
+
+LOCK = "worker"
+TRUE_NOW = "severity = 'fault' AND mode = 'enforce' AND cleared IS NULL AND (standing OR seen >= ?)"
+"""Conditions that stand, and events since a time. What an admin acknowledged, or a source in shadow saw, is no bar."""
+EVERY_TIME = 1 << 30
+"""For the policy's repetition rules: a row that made a fault once was reached."""
+
+
+def known(settings: Settings, journal: Journal, record: NodeRecord, now: float) -> Known:
+    """What `climb.due` must know beside the record."""
+    from slurm_gpuhealth.ladder import reboot
+
+    began = began_at(journal, record)
+    return Known(
+        worker=at_work(settings),
+        rebooted=reboot.rebooted(settings, journal, record),
+        mended=_mended(journal, began),
+        bundled=journal.one("SELECT 1 FROM step WHERE rung = 'RMA' AND time >= ? AND outcome != 'running'", began)
+        is not None,
+        age=now - record.reason_time if record.reason_time else 0.0,
+    )
+
+
+def at_work(settings: Settings) -> bool:
+    """Whether a worker is on this node."""
+    turn = lock.take(settings, LOCK)
+    if turn is None:
+        return True
+    os.close(turn)
+    return False
+
+
+def began_at(journal: Journal, record: NodeRecord) -> float:
+    """When this hold began; a minute early at most."""
+    from slurm_gpuhealth.ladder import budget
+
+    ours = record.ours
+    said = budget.began(ours, record.reason_time + 60) if ours else 0.0
+    hold = journal.get("hold")
+    return min(said or record.reason_time, hold["since"] if hold else record.reason_time)
+
+
+def open_faults(settings: Settings, journal: Journal, since: float) -> list[Open]:
+    """The faults that are true now: what stands, and the events since the rung began."""
+    return [_open(settings, one) for one in faults(journal, since)]
+
+
+def faults(journal: Journal, since: float) -> list[Finding]:
+    """As `open_faults`, the findings themselves; the one of the highest rung first."""
+    from slurm_gpuhealth import record
+
+    return [one.finding for one in record.select(journal, TRUE_NOW, since)]
+
+
+def causes(settings: Settings, journal: Journal, since: float) -> list[Open]:
+    """What this hold is about: faults that were acted on, mended or not, since shortly before it began."""
+    from slurm_gpuhealth import record
+
+    which = "severity = 'fault' AND mode = 'enforce' AND acted > 0 AND seen >= ?"
+    return [_open(settings, one.finding) for one in record.select(journal, which, since - 600)]
+
+
+def history(journal: Journal, ours: Reason, since: float) -> tuple[int, int]:
+    """How often the node was given back for this fact on this GPU since then, and how often we rebooted it."""
+    backs = journal.one(
+        "SELECT count(*) FROM step WHERE follows = 'back' AND outcome = 'pass' AND fact = ? AND gpu IS ? AND time >= ?",
+        *(ours.fact, ours.gpu, since),
+    )
+    boots = journal.one("SELECT count(*) FROM step WHERE rung = 'reboot' AND outcome != 'running' AND time >= ?", since)
+    return int(backs[0]), int(boots[0])
+
+
+def _mended(journal: Journal, since: float) -> bool:
+    """Whether conditions that this hold was about have gone, and none stands."""
+    gone = journal.one(
+        "SELECT 1 FROM finding WHERE severity = 'fault' AND mode = 'enforce' AND standing AND acted > 0"
+        " AND cleared >= ? LIMIT 1",
+        since,
+    )
+    return gone is not None and journal.one(f"SELECT 1 FROM finding WHERE {TRUE_NOW} LIMIT 1", 1e12) is None  # noqa: S608
+
+
+def _open(settings: Settings, finding: Finding) -> Open:
+    from slurm_gpuhealth import judge
+
+    row = judge.match(settings.policy, finding, lambda *_: EVERY_TIME)
+    return Open(row.rung or "L3", row.passed, row.failed) if row else Open("L3")
+
+
+def pointless(found: Sequence[Finding]) -> Finding | None:
+    """A condition that no diagnostic can clear: to test beside it proves nothing."""
+    return next((one for one in found if one.standing and one.source != "dcgm"), None)

@@ -1,0 +1,220 @@
+"""The worker: a process of its own that climbs the ladder on a node that we hold, until it is fit, or at an end.
+
+The health check starts it when a rung is due and ends long before it; nothing but a lock and the node's reason ties it
+to anyone. Each 20 s it asks whether the hold is still its own. Killed anywhere, the next check starts another, which
+finds in the reason where it was:
+
+    reword `<rung> running` ─▶ the rung ─▶ conclude: look anew, what follows, result line ─▶ reword, or give back
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from slurm_gpuhealth import child, lock, watch
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.ladder import climb as core
+from slurm_gpuhealth.ladder import conclude, rungs, state
+from slurm_gpuhealth.ladder.rungs import Climb, HoldLost, Result
+from slurm_gpuhealth.say import say
+from slurm_gpuhealth.slurm import control
+from slurm_gpuhealth.slurm import reason as reasons
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.ladder.climb import Step
+    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.node import NodeRecord
+    from slurm_gpuhealth.slurm.reason import Reason
+
+RESTING = ("pass", "manual", "untested")
+
+
+def tend(settings: Settings, journal: Journal, node: str, record: NodeRecord | None, now: float) -> None:
+    """From the check, on a node that our journal says we hold: start a worker when something is due.
+
+    `record`: the node's, if it was just read; else it is read where something may be due at once.
+    """
+    kept = journal.get("hold")
+    ours = reasons.parse(kept["reason"]) if kept else None
+    if record is None and ours and _may_be_due(settings, journal, ours, now):
+        from slurm_gpuhealth import act
+
+        journal.put("polled", now)
+        record = act.look_at_hold(settings, journal, node, now)
+    if record is None or record.ours is None:
+        return
+    step = core.due(record.ours, record, state.known(settings, journal, record, now), settings)
+    if step.do == "settle":
+        from slurm_gpuhealth.ladder import claim
+
+        claim.settle(settings, journal, node, record, now)
+    elif step.do != "wait":
+        start(node)
+
+
+def _may_be_due(settings: Settings, journal: Journal, ours: Reason, now: float) -> bool:
+    """Whether to ask Slurm now: at each check while we climb and no job of ours is here, else as any idle node."""
+    from slurm_gpuhealth import jobs
+
+    resting = ours.state in RESTING or core.is_end(ours)
+    quiet = not resting and not jobs.running(journal)
+    return quiet or not 0 <= now - journal.get("polled", 0) < settings.slurm.request_poll
+
+
+def start(node: str) -> None:
+    """Start the worker, out of our session and off our descriptors: slurmd ends what it started as a group, and waits
+    for whoever holds its pipe."""
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        return
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            null = os.open("/dev/null", os.O_RDWR)
+            for number in (0, 1, 2):
+                os.dup2(null, number)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.chdir("/")
+            ours = {key: value for key, value in os.environ.items() if key.startswith("GPUHEALTH_")}
+            env = {"PATH": child.PATH, "LC_ALL": "C.UTF-8", **ours, "SLURMD_NODENAME": node}
+            # A new interpreter: modules that are read late must be those of the version that runs.
+            os.execve(sys.executable, [sys.executable, "-m", "slurm_gpuhealth.ladder.worker"], env)  # noqa: S606
+    finally:
+        os._exit(0)
+
+
+def main() -> int:
+    """`python -m slurm_gpuhealth.ladder.worker`, with SLURMD_NODENAME."""
+    from slurm_gpuhealth import hook
+
+    node = os.environ["SLURMD_NODENAME"]
+    opened = hook.start(node)
+    if not opened:
+        return 0
+    settings, journal = opened
+    turn = lock.take(settings, state.LOCK)
+    if turn is None:
+        return 0
+    try:
+        climb(settings, journal, node)
+    finally:
+        os.close(turn)
+    return 0
+
+
+def climb(settings: Settings, journal: Journal, node: str) -> None:
+    """Rung after rung, until there is nothing to do now."""
+    _end_orphan(journal)
+    try:
+        while True:
+            record = conclude.ask(lambda: control.show_node(settings.slurm, node))
+            if record.ours is None:
+                raise HoldLost(f"the hold is no longer ours: {record.reason!r}")
+            known = replace(state.known(settings, journal, record, time.time()), worker=False)
+            step = core.due(record.ours, record, known, settings)
+            if step.do in ("manual", "untested"):
+                resting = replace(record.ours, rung=step.rung, state=step.do, next="", attempt=step.attempt, tail=())
+                conclude.reword(settings, journal, record, resting)
+            elif step.do != "run" or not _one_rung(settings, journal, record, step):
+                return
+    except HoldLost as gone:
+        from slurm_gpuhealth import act
+
+        journal.write("UPDATE step SET outcome = 'cancelled', message = ? WHERE outcome = 'running'", str(gone))
+        act.look_at_hold(settings, journal, node, time.time())
+        say(f"{node}: the ladder ends: {gone}")
+
+
+def _one_rung(settings: Settings, journal: Journal, record: NodeRecord, step: Step) -> bool:
+    """Climb one rung; whether another may follow at once. Raises HoldLost."""
+    ours = record.ours
+    assert ours is not None  # noqa: S101 - for the type checker
+    began, since = time.time(), state.began_at(journal, record)
+    running = ours
+    if step.rung != "RMA" and (step.rung, ours.rung, ours.state) != ("reboot", "reboot", "running"):
+        running = replace(ours, rung=step.rung, state="running", next="", attempt=step.attempt, tail=())
+        conclude.reword(settings, journal, record, running)
+    say(f"{record.name}: {step.rung} begins: {reasons.write(running)}")
+    number = conclude.begin(journal, running, step, began)
+    model = str((journal.get("gpus", []) or [{}])[0].get("name", ""))
+    check_hold = _checker(settings, record.name, running)
+    given = Climb(
+        *(settings, journal, record.name, running, step.rung, rungs.seconds(settings, step.rung, model)),
+        *(check_hold, began),
+    )
+    child.watcher = _watcher(settings, journal, check_hold)
+    try:
+        result = _run(given)
+        conclude.look(settings, journal)
+    finally:
+        child.watcher = None
+        journal.put("ladder-child", None)
+    return conclude.conclude(given, result, number, since)
+
+
+def _run(given: Climb) -> Result:
+    """The rung; before a test that nobody asked for, a look whether one can prove anything."""
+    import importlib
+
+    if given.rung.startswith("L") and given.ours.fact not in core.ON_REQUEST:
+        conclude.look(given.settings, given.journal)
+        stands = state.pointless(state.faults(given.journal, given.since))
+        if stands:
+            return Result("fail", f"not tested, for this stands: {stands.message}", stands.gpu, stands.key)
+    module = importlib.import_module(f"slurm_gpuhealth.ladder.{rungs.LADDER[given.rung].module}")
+    result: Result = module.run(given)
+    return result
+
+
+def _checker(settings: Settings, node: str, running: Reason) -> Callable[[], None]:
+    """Raises HoldLost when the node's reason is no longer `running`; a controller that is silent says nothing."""
+
+    def check() -> None:
+        try:
+            record = control.show_node(settings.slurm, node)
+        except control.SlurmError:
+            return
+        if not conclude.is_still(record, running):
+            raise HoldLost(f"the hold is no longer ours: {record.reason!r}")
+
+    return check
+
+
+def _watcher(settings: Settings, journal: Journal, check_hold: Callable[[], None]) -> Callable[[child.Child], None]:
+    """For each child: remembered, should we be killed; then the hold checked while it runs."""
+    seen: set[tuple[int, int]] = set()
+
+    def look(one: child.Child) -> None:
+        if (one.pid, one.start) in seen:
+            check_hold()
+        else:
+            seen.add((one.pid, one.start))
+            journal.put("ladder-child", (watch.boot_id(settings), one.pid, one.start))
+
+    return look
+
+
+def _end_orphan(journal: Journal) -> None:
+    """End what an earlier worker left running when it was killed: DCGM runs one diagnostic at a time."""
+    left = journal.get("ladder-child")
+    if left:
+        orphan = child.Child(left[1], left[2])
+        for _ in range(100):
+            if not child.alive(orphan):
+                break
+            child.terminate(orphan)
+            time.sleep(0.1)
+        journal.put("ladder-child", None)
+
+
+if __name__ == "__main__":
+    from slurm_gpuhealth import hook
+
+    hook.run(main)
