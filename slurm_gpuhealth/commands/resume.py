@@ -67,14 +67,10 @@ def give_back(settings: Settings, name: str, here: str) -> tuple[bool, str]:
         change = hold.give_back(settings.slurm, name)
     except ValueError as error:
         return False, f"{error}; several: gpuhealth resume $(scontrol show hostnames 'n[1-3]')"
-    except control.Refused as error:
-        if any(words in error.text for words in NO_RIGHTS):
-            return False, "Slurm does not let you change nodes: be root or an operator (sacctmgr show user $USER)"
-        return False, error.text or str(error)
-    except control.NoProgram as error:
-        return False, str(error)
+    except (control.Refused, control.NoProgram) as error:
+        return False, why_not(error)
     if change.plan.action == "leave":
-        return _not_ours(change.before)
+        return not_ours(change.before)
     good, text = _given_back(change)
     if name == here:
         text += _left_alone(settings, change.after)
@@ -83,7 +79,14 @@ def give_back(settings: Settings, name: str, here: str) -> tuple[bool, str]:
     return good, text
 
 
-def _not_ours(record: NodeRecord) -> tuple[bool, str]:
+def why_not(error: control.Refused | control.NoProgram) -> str:
+    """Slurm's no, for people."""
+    if isinstance(error, control.Refused) and any(words in error.text for words in NO_RIGHTS):
+        return "Slurm does not let you change nodes: be root or an operator (sacctmgr show user $USER)"
+    return (error.text if isinstance(error, control.Refused) else "") or str(error)
+
+
+def not_ours(record: NodeRecord) -> tuple[bool, str]:
     """Why a node that we do not hold was left alone."""
     if record.owner == "none":
         state = "+".join([record.base, *sorted(record.flags)])
@@ -99,6 +102,8 @@ def _given_back(change: Change) -> tuple[bool, str]:
     was = f"was {change.before.reason!r}"
     if not change.done:
         return False, f"Slurm took the order, and it is drained still: {change.after.reason!r}"
+    if "DRAIN" in change.after.flags:
+        return False, f"drained as it was before gpuhealth tested it: {change.after.reason!r} ({was})"
     if change.after.base not in SERVING:
         end = f"scontrol update NodeName={change.after.name} State=RESUME"
         return False, f"no longer drained ({was}), but {change.after.base}; once it is well: {end}"

@@ -8,8 +8,8 @@ in the caller's journal and in `sacctmgr show event`. Slurm has no compare-and-s
 
 from __future__ import annotations
 
-from slurm_gpuhealth.frozen import frozen
-from slurm_gpuhealth.slurm import control
+from slurm_gpuhealth.frozen import frozen, replace
+from slurm_gpuhealth.slurm import control, remark
 from slurm_gpuhealth.slurm import reason as reasons
 
 TYPE_CHECKING = False
@@ -109,9 +109,21 @@ def take(
         if plan.action != "ours":
             plan = Plan("leave", f"it was changed while we looked: {latest.reason!r}")
         return Change(plan, before, latest, done=plan.action == "ours")
+    _keep_text(slurm, latest, "")  # of a node in service it would be another hold's
     control.drain(slurm, name, reason)
     after = control.show_node(slurm, name)
     return Change(plan, before, after, done=_says(after, reason))
+
+
+def take_over(slurm: settings.Slurm, name: str, reason: Reason, text: str) -> Change:
+    """Replace another's reason `text` on a drained node by ours, when an admin says so. `give_back` restores it."""
+    before = control.show_node(slurm, name)
+    latest = _keep_text(slurm, before, text) if _is_anothers(before, text) else before
+    if not _is_anothers(latest, text):
+        return Change(Plan("leave", f"it was changed while we looked: {latest.reason!r}"), before, latest, done=False)
+    control.drain(slurm, name, reason)
+    after = control.show_node(slurm, name)
+    return Change(Plan("adopt", f"{text!r} is put back afterwards"), before, after, done=_says(after, reason))
 
 
 def reword(slurm: settings.Slurm, name: str, reason: Reason) -> Change:
@@ -127,13 +139,35 @@ def reword(slurm: settings.Slurm, name: str, reason: Reason) -> Change:
 
 
 def give_back(slurm: settings.Slurm, name: str) -> Change:
-    """Undrain the node if the hold is ours. A DOWN stays DOWN, and its reason with it."""
+    """End our hold: undrain the node, or put back the text of whoever had it drained when we took it over.
+
+    A DOWN stays DOWN, and its reason with it.
+    """
     before = control.show_node(slurm, name)
     if before.ours is None:
         return Change(Plan("leave", f"the hold is not ours: {before.reason!r}"), before, before, done=False)
+    was = remark.read_said(before.comment).was
+    if was:
+        control.set_text(slurm, name, was)
+        after = _keep_text(slurm, before, "")
+        return Change(Plan("ours"), before, after, done=after.reason == was)
     control.undrain(slurm, name)
     after = control.show_node(slurm, name)
     return Change(Plan("ours"), before, after, done="DRAIN" not in after.flags)
+
+
+def _is_anothers(record: NodeRecord, text: str) -> bool:
+    return record.owner in ("admin", "slurm") and "DRAIN" in record.flags and record.reason == text
+
+
+def _keep_text(slurm: settings.Slurm, record: NodeRecord, text: str) -> NodeRecord:
+    """Keep another's reason in the node's Comment, or forget the one there; the record after it."""
+    said = remark.read_said(record.comment)
+    if said.was == text:
+        return record
+    comment = remark.write_said(record.comment, replace(said, was=text))
+    control.set_remarks(slurm, record.name, comment=comment)
+    return control.show_node(slurm, record.name)
 
 
 def _says(record: NodeRecord, reason: Reason) -> bool:
