@@ -117,6 +117,11 @@ def requeue(slurm: settings.Slurm, job: records.JobRecord) -> None:
         _ask(slurm, slurm.scontrol, "update", f"JobId={job.name}", "Requeue=0")
 
 
+def pending(slurm: settings.Slurm) -> list[tuple[tuple[str, ...], str]]:
+    """Each pending job's partitions, and why it waits; an array is one. Of all partitions, hidden ones too."""
+    return records.parse_pending(_ask(slurm, slurm.squeue, "-h", "-a", "-t", "PD", "-o", "%P|%r"))
+
+
 def config(slurm: settings.Slurm) -> dict[str, tuple[str, ...]]:
     """slurmctld's configuration: key → values, none for `(null)`."""
     return records.parse_config(_ask(slurm, slurm.scontrol, "show", "config"))
@@ -144,6 +149,18 @@ def holds(slurm: settings.Slurm, group: str = "") -> tuple[list[records.Hold], i
     which = ["-n", group] if group else []
     text = _ask(slurm, slurm.sinfo, "-h", "-a", "-N", "-o", "%N|%G|%H|%E", *which)
     return records.parse_holds(text, every=bool(group))
+
+
+def jobs(slurm: settings.Slurm, name: str) -> list[tuple[str, str, float]]:
+    """The jobs on a node, ending ones included: id, user, end (seconds since the epoch; 0 without a time limit)."""
+    text = _ask(slurm, slurm.squeue, "-h", "-a", "-w", _name(name), "-o", "%i|%u|%e")
+    rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
+    return [(job, user, float(end) if end.isdigit() else 0.0) for job, user, end in rows]
+
+
+def hostnames(slurm: settings.Slurm, names: str) -> list[str]:
+    """The nodes of a hostlist, `n[1-3],n7`, each once. Asks no controller."""
+    return list(dict.fromkeys(_ask(slurm, slurm.scontrol, "show", "hostnames", names).split()))
 
 
 def _ask(slurm: settings.Slurm, *argv: str, streams: int = 1) -> str:

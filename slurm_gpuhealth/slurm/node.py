@@ -45,6 +45,7 @@ class NodeRecord:
     comment: str = ""
     extra: str = ""
     gres: str = ""
+    partitions: tuple[str, ...] = ()
     boot_time: float = 0.0
     alloc_cpus: int = 0
     alloc_tres: str = ""
@@ -109,6 +110,7 @@ def parse_node(text: str, name: str) -> NodeRecord:
         comment=comment,
         extra=extra,
         gres=_given(fields.get("Gres", "")),
+        partitions=tuple(fields["Partitions"].split(",")) if fields.get("Partitions") else (),
         boot_time=_seconds(fields.get("BootTime", "")),
         alloc_cpus=int(fields.get("CPUAlloc", "0")),
         alloc_tres=_given(fields.get("AllocTRES", "")),
@@ -141,6 +143,15 @@ def parse_job(text: str, job_id: int) -> JobRecord:
         name=f"{task[1]}_{task[2]}" if task else str(job_id),
         het=records[0].startswith(f"JobId={job_id} HetJobId="),
     )
+
+
+def parse_pending(text: str) -> list[tuple[tuple[str, ...], str]]:
+    """`squeue -o '%P|%r'`: partitions and Slurm's reason of each job; nothing of a user's is in it."""
+    jobs = []
+    for line in text.splitlines():
+        partitions, _, reason = line.partition("|")
+        jobs.append((tuple(partitions.split(",")), reason.strip()))
+    return jobs
 
 
 def parse_config(text: str) -> dict[str, tuple[str, ...]]:

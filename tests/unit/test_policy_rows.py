@@ -9,7 +9,7 @@ from slurm_gpuhealth.config import POLICY_PATH
 from slurm_gpuhealth.config_check import parse_with_lines
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.judge import match
-from slurm_gpuhealth.ladder.rungs import LADDER
+from slurm_gpuhealth.ladder.rungs import LADDER, Rung
 from slurm_gpuhealth.settings import Row
 
 ROWS = tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
@@ -172,8 +172,10 @@ FOLLOWS = {
     "xid:48": (GIVEN_BACK, "reboot"), "xid:64": (GIVEN_BACK, "reboot"), "nvrm:reset-required": (GIVEN_BACK, "reboot"),
     "nvml:remap-pend": (GIVEN_BACK, "reboot"), "nvml:recovery reset": (GIVEN_BACK, "reboot"),
     "dcgm:software": (GIVEN_BACK, "reboot"),
-    "xid:154": (GIVEN_BACK, "repair"), "sxid:20034": (GIVEN_BACK, "repair"), "nvrm:reboot-required": (GIVEN_BACK, "repair"),
-    "driver:hung": (GIVEN_BACK, "repair"), "nvml:irq": (GIVEN_BACK, "repair"), "nvml:recovery reboot": (GIVEN_BACK, "repair"),
+    "xid:154": (GIVEN_BACK, "repair"), "sxid:20034": (GIVEN_BACK, "repair"),
+    "nvrm:reboot-required": (GIVEN_BACK, "repair"),
+    "driver:hung": (GIVEN_BACK, "repair"), "nvml:irq": (GIVEN_BACK, "repair"),
+    "nvml:recovery reboot": (GIVEN_BACK, "repair"),
     "dcgm:software 126": (GIVEN_BACK, "repair"),
     # The end, and what has no rung at all.
     "nvml:remap-fail": (HANDS, HANDS), "ib:port-down": (HANDS, HANDS), "ib:port-missing": (HANDS, HANDS),
@@ -189,8 +191,10 @@ def test_what_follows_each_fault_is_what_the_review_says():
         if severity == "fault" and id(row) not in {id(one) for one in found.values()}:
             more = details.get("action") if key == "nvml:recovery" else details.get("error_id") == 126 and 126
             found[f"{key} {more}" if more else key] = row
-    rungs = {name: (row.passed or row.rung and LADDER[row.rung].passed, row.failed or row.rung and LADDER[row.rung].failed)
-             for name, row in found.items()}  # fmt: skip
+    own = {"": Rung("", "", "", passed="", failed=""), **LADDER}
+    rungs = {
+        name: (row.passed or own[row.rung].passed, row.failed or own[row.rung].failed) for name, row in found.items()
+    }
     assert rungs == FOLLOWS
 
 

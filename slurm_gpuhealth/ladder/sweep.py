@@ -1,0 +1,104 @@
+"""The sweep: an idle node whose last test is long ago drains itself, tests, and comes back.
+
+tested long ago ──▶ idle ──▶ no pending job could start here ──▶ claim `sweep L2` ──budget──▶ the ladder's worker
+      ▲                                                                                            │
+      └───────────────────────── given back; or a finding of DCGM's, a fault as any ◀──────────────┘
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from slurm_gpuhealth import diagnostic
+from slurm_gpuhealth.slurm import control
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.node import NodeRecord
+
+RETRY = 900.0
+"""Seconds until a node that may not, or found no room in the budget, asks again: squeue reads all jobs."""
+IN_PLACE = {"CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE", "EXTERNAL"}
+"""Flags of an idle node that nobody has in mind."""
+NOT_FOR_A_NODE = (
+    # How Slurm's reasons (slurm.schedmd.com/job_reason_codes.html; as squeue %r says them) begin for jobs that wait for
+    # something else than a node. Any other, also one that a later Slurm brings, may wait for this one.
+    *("Dependency", "BeginTime", "JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue", "JobArrayTaskLimit"),
+    *("Assoc", "QOS", "MaxJobs", "MaxCpu", "MaxNode", "InvalidAccount", "InvalidQOS", "AccountNotAllowed"),
+    *("PartitionDown", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "ReservationDeleted"),
+    *("BadConstraints", "DeadLine", "launch failed requeued held", "launch_failed_requeued_held"),
+    "job requeued in held state",
+)
+
+
+def due(settings: Settings, journal: Journal, node: str, record: NodeRecord, now: float) -> bool:
+    """Whether this node should test itself now. At most one question to Slurm, and only when all else says yes."""
+    if not on(settings) or not _idle(journal, record) or not _long_ago(settings, journal, node, record, now):
+        return False
+    notes = journal.get("sweep", {})
+    if 0 <= now - notes.get("asked", 0) < RETRY:
+        return False
+    journal.put("sweep", {**notes, "asked": now})
+    try:
+        return not wanted(record, control.pending(settings.slurm))
+    except control.SlurmError:
+        return False
+
+
+def on(settings: Settings) -> bool:
+    """Whether the configuration wants it, and a test could have a consequence."""
+    tests = settings.sources.dcgm == "enforce" and settings.dcgm.backend != "off"
+    return settings.sweep.enabled and settings.mode == "enforce" and tests
+
+
+def wanted(record: NodeRecord, pending: list[tuple[tuple[str, ...], str]]) -> bool:
+    """Whether one of these jobs might start on this node now. Pure."""
+    here = set(record.partitions)
+    return any(here.intersection(where) and not why.startswith(NOT_FOR_A_NODE) for where, why in pending)
+
+
+def _idle(journal: Journal, record: NodeRecord) -> bool:
+    """In service, with no job, and in nobody's hands or mind; nothing found that waits."""
+    free = record.base == "IDLE" and record.owner == "none" and record.partitions and record.flags <= IN_PLACE
+    if not free or record.has_job or journal.get("hold"):
+        return False
+    return not journal.one("SELECT 1 FROM finding WHERE severity = 'fault' AND acted IS NULL AND cleared IS NULL")
+
+
+def _long_ago(settings: Settings, journal: Journal, node: str, record: NodeRecord, now: float) -> bool:
+    """Whether the last test of that level is an interval ago. What was never tested has its turn within the first."""
+    every, level = settings.sweep.interval, settings.sweep.level
+    uuids = [gpu["uuid"] for gpu in journal.get("gpus", [])]
+    if not uuids:
+        return False
+    notes: dict[str, Any] = journal.get("sweep", {})
+    if "from" not in notes:
+        notes = {**notes, "from": now - zlib.crc32(node.encode()) % int(every)}
+        journal.put("sweep", notes)
+    tests = (notes["from"], _on_all(journal, uuids, level, now), _swept(journal, now), _said(record, level))
+    last = max((when for when in tests if when <= now), default=0.0)  # later than now: the clock was set back since
+    return now - last >= every
+
+
+def _on_all(journal: Journal, uuids: list[str], level: int, now: float) -> float:
+    """When the GPU whose test is the longest ago got a result; 0 while one has none."""
+    sql = "SELECT max(time) FROM diagnostic WHERE uuid = ? AND level >= ? AND time <= ? AND outcome IN (?, ?, ?, ?)"
+    return float(min(journal.one(sql, uuid, level, now, *diagnostic.SETTLED)[0] or 0 for uuid in uuids))
+
+
+def _swept(journal: Journal, now: float) -> float:
+    """When the last sweep began here, whatever came of it: a layout that can't be tested is not tried each hour."""
+    return float(journal.one("SELECT max(time) FROM step WHERE fact = 'sweep' AND time <= ?", now)[0] or 0)
+
+
+def _said(record: NodeRecord, level: int) -> float:
+    """When Slurm's record of the node says that the ladder last tested it: a node without a disk knows no more."""
+    from slurm_gpuhealth.slurm import remark
+
+    result = remark.read_result(record.extra)
+    deep = result and result.rung in [f"L{one}" for one in range(level, 5)]
+    return result.at if result and deep and result.outcome in ("pass", "untested") else 0.0
