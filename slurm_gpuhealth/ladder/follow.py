@@ -1,0 +1,158 @@
+"""Where a node stands on the ladder, and how a climb ended, from its record in Slurm: seen from any host. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from slurm_gpuhealth.frozen import frozen
+from slurm_gpuhealth.ladder import climb, rungs
+from slurm_gpuhealth.slurm import remark
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Literal
+
+    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.node import NodeRecord
+    from slurm_gpuhealth.slurm.reason import Reason
+
+    Job = tuple[str, str, float]
+
+USUAL = {"L1": 15.0, "L2": 120.0, "L3": 900.0, "L4": 4800.0, "reset": 120.0, "reboot": 600.0}
+"""Seconds, on eight GPUs of a recent kind (NVIDIA's documentation of the run levels)."""
+EXITS = {"fit": 0, "not fit": 1, "not testable": 2, "not run": 3, "asked": 0}
+
+
+@frozen
+class End:
+    """How a request ended, as `gpuhealth-escalate --json` prints it."""
+
+    node: str
+    outcome: Literal["fit", "not fit", "not testable", "not run", "asked"]
+    message: str
+    """For people."""
+    rung: str = ""
+    gpu: int | None = None
+    test: str = ""
+    code: str = ""
+    """DCGM's number of the error."""
+    next: str = ""
+    """What follows: `back`, a rung, or nothing."""
+    reason: str = ""
+    """The node's reason afterwards."""
+    seconds: float = 0.0
+
+    @property
+    def exit(self) -> int:
+        return EXITS[self.outcome]
+
+
+@frozen
+class Progress:
+    """Where a node stands. `what` stays the same until something happens; `time` goes on."""
+
+    what: str
+    time: str = ""
+
+
+def progress(
+    record: NodeRecord, ours: Reason, jobs: Sequence[Job], settings: Settings, now: float, usual: float = 0.0
+) -> Progress:
+    """Of a node that we hold. `usual`: seconds that the rung took before; 0 when unknown."""
+    age = max(0.0, now - record.reason_time) if record.reason_time else 0.0
+    resting = ours.state in ("pass", "manual", "untested") or climb.is_end(ours)
+    if ours.state == "claim":
+        return Progress("asks for a place in the budget")
+    if ours.state == "running":
+        again = " again" if ours.attempt > 1 else ""
+        usual, most = usual or USUAL.get(ours.rung, 0.0), limit(settings, record, ours.rung)
+        means = f" of usually {span(min(usual, most))}" if usual else ""
+        return Progress(f"{ours.rung} is running{again}", f"{span(age)}{means}, at most {span(most)}")
+    if resting:
+        return Progress(climb.due(ours, record, climb.Known(), settings).why)
+    rung = ours.next if ours.state == "fail" else ours.rung
+    if jobs:
+        return Progress(f"{rung} waits for {', '.join(map(_job, jobs))}")
+    way = climb.in_the_way(record)
+    if not way and "NOT_RESPONDING" in record.flags:
+        way = "slurmd does not answer"
+    if way:
+        return Progress(f"{rung} waits: {way}", span(age))
+    within = settings.slurm.request_poll + settings.check.interval
+    if age > 2 * within:
+        return Progress(f"{rung} has not begun: does the node's health check run? (there: gpuhealth doctor)", span(age))
+    return Progress(f"{rung} begins when the node sees it", f"{span(age)} of at most {span(within)}")
+
+
+def end(record: NodeRecord, was: NodeRecord, asked_at: float) -> End | None:
+    """How the request of `asked_at` ended; None while the climb goes on. `was`: the node's record before it."""
+    ours, last = record.ours, remark.read_result(record.extra)
+    if last and last == remark.read_result(was.extra) and last.at < asked_at // 60 * 60:
+        last = None
+    if ours and not climb.is_end(ours) and ours.state not in ("pass", "manual", "untested"):
+        return None
+    outcome, what = _ended(record, ours, last)
+    if not last:
+        return End(record.name, outcome, what, reason=record.reason)
+    return End(*(record.name, outcome, what, last.rung, last.gpu, last.test, last.code, last.next, record.reason))
+
+
+def result_words(last: remark.Result) -> str:
+    """`L3 fail: GPU3 memory, DCGM error 46`."""
+    from slurm_gpuhealth.diagnose import catalogue
+
+    gpu = "" if last.gpu is None else f"GPU{last.gpu} "
+    code = int(last.code) if last.code.isdigit() else None
+    error = f", DCGM error {last.code} {catalogue.summary(code)}".rstrip() if last.code else ""
+    about = f": {gpu}{last.test}{error}" if last.outcome == "fail" and (gpu or last.test or error) else ""
+    return f"{last.rung} {last.outcome}{about}"
+
+
+def limit(settings: Settings, record: NodeRecord, rung: str) -> float:
+    """The longest that a rung may take, by the GPU model in Gres (`gpu:h100:8`), the only one seen from afar."""
+    model = re.search(r"(?:^|,)gpu:([^:,()]+):", record.gres)
+    return rungs.seconds(settings, rung, model[1].upper() if model else "")
+
+
+def span(seconds: float) -> str:
+    """`45 s`, `12 min`, `1 h 20 min`."""
+    minutes = int(seconds) // 60
+    if seconds < 120:
+        return f"{int(seconds)} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _ended(
+    record: NodeRecord, ours: Reason | None, last: remark.Result | None
+) -> tuple[Literal["fit", "not fit", "not testable", "not run"], str]:
+    """Outcome, and the words for it."""
+    if not ours and not last:
+        return "not run", f"given back by somebody before there was a result: {_whose(record)}"
+    result = result_words(last) if last else ""
+    if ours and ours.state == "pass":
+        return "fit", f"{result or ours.rung + ' pass'}; drained until you give it back: gpuhealth resume {record.name}"
+    if ours and ours.state == "untested":
+        return "not testable", f"{result or ours.rung + ' untested'}; it stays drained"
+    if ours and (last is None or last.outcome != "fail") and ours.state == "manual":
+        return "not run", f"cancelled, or off in the configuration: {ours.rung} is to be done by hand"
+    if ours:
+        rest = f"{ours.rung} is to be done by hand" if ours.state == "manual" else "the end of the ladder"
+        return "not fit", f"{result or ours.rung + ' fail'}; it stays drained: {rest}"
+    assert last  # noqa: S101 - for the type checker
+    words: dict[str, Literal["fit", "not fit", "not testable"]] = {"pass": "fit", "fail": "not fit"}
+    return words.get(last.outcome, "not testable"), f"{result}; {_whose(record)}"
+
+
+def _whose(record: NodeRecord) -> str:
+    if record.owner == "none":
+        return f"it is in service ({record.base})"
+    return f"it is {'+'.join([record.base, *sorted(record.flags)])}, {record.reason!r}"
+
+
+def _job(job: Job) -> str:
+    import time
+
+    number, user, end = job
+    until = time.strftime("%m-%d %H:%MZ", time.gmtime(end)) if end else "without a time limit"
+    return f"job {number} of {user} (until {until})" if end else f"job {number} of {user} ({until})"
