@@ -36,6 +36,31 @@ OPEN = re.compile(r"(?:site|dcgm|dcgm-health):[\w.-]+", re.A)
 BY_THE_LINE = (74, 154, *range(144, 151))
 """Xids whose class and action stand in the words of the line, not in the catalogue."""
 
+RUNGS = {
+    "reset": "a reset of the GPU",
+    "reboot": "a reboot of the node",
+    "repair": "the site's repair",
+    "RMA": "the GPU's return",
+}
+STATES = {
+    "claim": "is asked for",
+    "queued": "comes next",
+    "running": "is running",
+    "pass": "passed",
+    "fail": "failed",
+    "manual": "is to be done by hand",
+    "untested": "could not be done",
+}
+FIELDS = (
+    ("pci", "PCI address {}."),
+    ("serial", "Serial number {}."),
+    ("since", "Since {} (month-day, UTC)."),
+    ("job", "Met by job {}."),
+    ("to", "Wanted as far as {} although nothing is found."),
+    ("boots", "Rebooted by the ladder so often: {}."),
+    ("by", "Asked for by {}."),
+)
+
 
 @frozen
 class Entry:
@@ -167,6 +192,29 @@ def of_slurm(text: str) -> Entry | None:
     if not cut and not reasons.is_slurms(text):
         return None
     return next((one for one in load("slurm") if any(_alike(text, begin) for begin in one.finding)), None)
+
+
+def sentence(ours: Mapping[str, Any]) -> str:
+    """The fields of a reason of ours after its fact and GPU, in words."""
+    text = f"{rung(ours['rung'])} {STATES[ours['state']]}"
+    text += f", then {rung(ours['next'])}." if ours["next"] else "."
+    for key, words in FIELDS:
+        text += f" {words.format(ours[key])}" if ours[key] else ""
+    return text + "".join(f" Slurm: {one}." for one in ours["tail"])
+
+
+def state(name: str, state: str, follows: str) -> tuple[str, str, str]:
+    """Of a reason's rung, state and `next`: `end` or the state, what happens now, and what is the reader's."""
+    end = state == "fail" and (name == "RMA" or follows in ("", "RMA"))
+    texts = (text.replace("{rung}", rung(name)).replace("{next}", rung(follows)) for text in
+             document()["states"]["end" if end else state])  # fmt: skip
+    now, do = (text[:1].upper() + text[1:] for text in texts)
+    return "end" if end else state, now, do
+
+
+def rung(name: str) -> str:
+    """A rung in words."""
+    return RUNGS.get(name) or f"DCGM level {name[1:]}"
 
 
 def nearest(text: str, count: int = 4) -> list[str]:

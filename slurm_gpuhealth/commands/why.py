@@ -26,15 +26,8 @@ COLUMNS = 20
 LISTED = re.compile(r"(.*?)\s+(\S+)\s+(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown)\s+(\S+)")
 SHOWN = re.compile(r"(?:.*\bReason=)?(.*?)(?: \[[^\s@\]]+@[^\s\]]+\])?", re.S)
 CUT = re.compile(r"gpuhealth:([\w.-]{1,10})(?: G?P?U?(\d+|\*)?)?(?: .*)?", re.A)
-RUNGS = {"reset": "a reset of the GPU", "reboot": "a reboot of the node", "RMA": "the GPU's return"}
-STATES = {"queued": "comes next", "running": "is running", "pass": "passed", "fail": "failed"}
-FIELDS = (
-    ("pci", "PCI address {}."),
-    ("serial", "Serial number {}."),
-    ("since", "Since {} (month-day, UTC)."),
-    ("job", "Met by job {}."),
-    ("by", "Asked for by {}."),
-)
+YOURS = ("manual", "untested", "end", "pass")
+"""States in which a person is waited for."""
 MODES = {
     "enforce": "a fault drains",
     "shadow": 'a fault is recorded as "would-drain", and the node stays in service',
@@ -81,6 +74,7 @@ def explain(text: str, node: str) -> dict[str, Any]:
         "owner": _owner(reason, ours, bool(slurms), bool(found)),
         "reason": ours,
         "says": _says(ours) if ours else None,
+        "state": _state(ours, names) if ours else None,
         "slurm": {"means": slurms.means, "do": [_fill(step, names) for step in slurms.do]} if slurms else None,
         "here": {"node": node, **seen},
         "policy_from": policy_from,
@@ -159,15 +153,15 @@ def _says(ours: dict[str, Any]) -> str:
         return f"{text} sinfo shows {COLUMNS} columns: a GPU number may be cut, the rest is in `scontrol show node`."
     if ours["changed"]:
         return f"{text} Somebody has added to it: gpuhealth takes the node for an admin's and leaves it alone."
-    text += f" {_rung(ours['rung'])} {STATES[ours['state']]}"
-    text += f", then {_rung(ours['next'])}." if ours["next"] else "."
-    for key, words in FIELDS:
-        text += f" {words.format(ours[key])}" if ours[key] else ""
-    return text + "".join(f" Slurm: {one}." for one in ours["tail"])
+    return f"{text} {runbook.sentence(ours)}"
 
 
-def _rung(name: str) -> str:
-    return RUNGS.get(name) or f"DCGM level {name[1:]}"
+def _state(ours: dict[str, Any], names: dict[str, Any]) -> dict[str, str] | None:
+    """What happens now, and what is the reader's; None of a reason that is cut or no longer ours."""
+    if ours["cut"] or ours["changed"]:
+        return None
+    name, now, do = runbook.state(ours["rung"], ours["state"], ours["next"])
+    return {"name": name, "now": _fill(now, names), "do": _fill(do, names)}
 
 
 def _seen(
@@ -240,6 +234,7 @@ def _lines(told: dict[str, Any]) -> Iterator[str]:
     """For people."""
     if told["says"]:
         yield told["says"]
+        yield from _state_lines(told["state"])
     elif told["owner"] == "slurm":
         yield f"Slurm's own. {told['slurm']['means']}"
         yield from _steps(told["slurm"]["do"])
@@ -256,9 +251,16 @@ def _lines(told: dict[str, Any]) -> Iterator[str]:
         yield f"  {here['node']}, {common.utc(one['seen'])} UTC: {_seen_line(one)}"
     if told["owner"] == "us" and told["reason"]["gpu"] is not None and not here["this_node"]:
         yield "  PCI address, UUID and serial number: run this on the drained node, as root."
+    waits = not told["state"] or told["state"]["name"] in YOURS
     for one in told["codes"]:
         yield ""
-        yield from _code_lines(one, told["policy_from"])
+        yield from _code_lines(one, told["policy_from"], "do" if waits else "later, should it come to you")
+
+
+def _state_lines(state: dict[str, str] | None) -> Iterator[str]:
+    if state:
+        yield f"  now: {state['now']}"
+        yield f"  you: {state['do']}"
 
 
 def _seen_line(one: dict[str, Any]) -> str:
@@ -269,7 +271,7 @@ def _seen_line(one: dict[str, Any]) -> str:
     return f"{', '.join(part for part in who if part) or 'the node'}: {judged}, {one['mode']}, {done}: {one['message']}"
 
 
-def _code_lines(one: dict[str, Any], policy_from: str) -> Iterator[str]:
+def _code_lines(one: dict[str, Any], policy_from: str, head: str) -> Iterator[str]:
     yield f"{one['finding']}: {one['means']}"
     if one["nvidia"]:
         yield f"  NVIDIA: {one['nvidia']} (class {one['class']})"
@@ -277,12 +279,12 @@ def _code_lines(one: dict[str, Any], policy_from: str) -> Iterator[str]:
         yield f"  policy: {row['words']}: {row['why']}"
     if one["policy"]:
         yield f"  here: {one['mode']['mode']} ({one['mode']['by']}): {MODES[one['mode']['mode']]}. By {policy_from}."
-    yield from _steps(one["do"])
+    yield from _steps(one["do"], head)
     yield f"  back: {one['gives_back']}"
 
 
-def _steps(do: Sequence[str]) -> Iterator[str]:
-    yield "  do:"
+def _steps(do: Sequence[str], head: str = "do") -> Iterator[str]:
+    yield f"  {head}:"
     for number, step in enumerate(do, 1):
         yield f"  {number:>3}. {step}"
 
@@ -292,6 +294,8 @@ def row_words(row: Row, one: Code) -> str:
     text: str = row.severity
     if text == "fault":
         text += f", rung {row.rung}" if row.rung else ", no rung"
+        text += f" (and {row.passed} although it passes)" if row.passed else ""
+        text += f" (failed: {row.failed})" if row.failed else ""
     for key, value in row.when.items():
         if key in one.details:  # it is so
             continue

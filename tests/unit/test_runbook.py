@@ -10,6 +10,7 @@ from slurm_gpuhealth.config_check import parse_with_lines
 from slurm_gpuhealth.diagnose import parse as dcgm_parse
 from slurm_gpuhealth.diagnose import refusal
 from slurm_gpuhealth.evidence import infiniband, nvml, nvml_rules
+from slurm_gpuhealth.ladder import climb
 from slurm_gpuhealth.settings import Row
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.xid import catalog, words
@@ -156,7 +157,10 @@ def test_every_row_of_the_policy_speaks_of_something_that_the_runbook_explains()
 def test_every_entry_is_the_first_one_for_something():
     keys = [*(runbook.codes(key)[0] for key in emitted())]
     keys += [runbook.Code("dcgm", "x", says={"class": one}) for one in ("ISOLATE", "RESET", "CONFIG", "UNKNOWN")]
-    keys += [runbook.Code("xid", "154", says={"action": "DRAIN_P2P"}), runbook.of_key("request:asked")]
+    keys += [
+        runbook.Code("xid", "154", says={"action": "DRAIN_P2P"}),
+        *map(runbook.of_key, ("request:asked", "request:sweep")),
+    ]
     keys += [runbook.of_key(key) for key in ("dcgm:a_test_of_tomorrow", "dcgm-health:any", "site:any")]
     used = {id(runbook.entry(one.key, {**one.details, **one.says})) for one in keys}
     assert [one.finding for one in runbook.load() if id(one) not in used] == []
@@ -175,6 +179,13 @@ def test_every_reason_that_slurm_writes_is_explained():
     whole += ["Low RealMemory (reported:1000 < 100.00% of configured:2000)", "gres/gpu:h100 count too low (7 < 8)"]
     assert [text for text in whole if runbook.of_slurm(text) is None] == []
     assert [text for text in whole if len(text) > 20 and runbook.of_slurm(text[:20].strip()) is None] == []
+
+
+def test_every_state_of_a_reason_is_explained_and_so_is_every_fact_that_no_finding_makes():
+    states = runbook.document()["states"]
+    assert set(states) == {*reasons.STATES, "end"}
+    assert all(len(one) == 2 for one in states.values())
+    assert {f"request:{fact}" for fact in climb.ON_REQUEST} <= set(runbook.named())
 
 
 def test_each_step_is_a_line_without_a_name_that_is_left_open():

@@ -63,7 +63,7 @@ def queue(monkeypatch):
     return queue
 
 
-def tested(journal, level=2, age=0.0, outcome="pass", uuids=("GPU-0", "GPU-1")):
+def was_tested(journal, level=2, age=0.0, outcome="pass", uuids=("GPU-0", "GPU-1")):
     for uuid in uuids:
         journal.write(
             "INSERT INTO diagnostic (time, level, uuid, outcome, seconds, program, detail)"
@@ -83,7 +83,7 @@ def due(journal, settings=ON, record=IDLE, now=NOW, node="n1"):
 
 def test_a_node_whose_last_test_is_an_interval_ago_is_due(journal, queue):
     old(journal)
-    tested(journal, age=7 * DAY)
+    was_tested(journal, age=7 * DAY)
     assert due(journal)
     assert queue.asked == 1
 
@@ -91,16 +91,16 @@ def test_a_node_whose_last_test_is_an_interval_ago_is_due(journal, queue):
 @pytest.mark.parametrize(("level", "outcome"), [(2, "pass"), (3, "pass"), (2, "warn"), (2, "fail")])
 def test_a_node_that_was_tested_since_is_not_and_nobody_is_asked(journal, queue, level, outcome):
     old(journal)
-    tested(journal, level=level, age=7 * DAY - 60, outcome=outcome)
+    was_tested(journal, level=level, age=7 * DAY - 60, outcome=outcome)
     assert not due(journal)
     assert queue.asked == 0
 
 
 def test_what_is_shallower_or_no_result_or_of_one_gpu_alone_is_no_test(journal, queue):
     old(journal)
-    tested(journal, level=1)
-    tested(journal, outcome="not-testable")
-    tested(journal, uuids=("GPU-0",))
+    was_tested(journal, level=1)
+    was_tested(journal, outcome="not-testable")
+    was_tested(journal, uuids=("GPU-0",))
     assert due(journal)
 
 
@@ -124,9 +124,9 @@ def test_a_node_without_its_journal_knows_from_slurm_that_it_was_tested(journal,
 
 def test_a_clock_that_was_set_back_neither_stops_the_sweep_nor_repeats_it(journal, queue):
     journal.put("sweep", {"from": NOW + 30 * DAY, "asked": NOW + 30 * DAY})
-    tested(journal, age=-30 * DAY)
+    was_tested(journal, age=-30 * DAY)
     assert due(journal)
-    tested(journal)
+    was_tested(journal)
     assert not due(journal, now=NOW + 2 * sweep.RETRY)
 
 

@@ -66,6 +66,38 @@ def test_a_reason_is_explained_where_there_is_neither_journal_nor_configuration(
 
 
 @pytest.mark.parametrize(
+    ("text", "name", "now", "you"),
+    [
+        ("L3 claim", "claim", "place in the budget", "Nothing"),
+        ("L3 queued", "queued", "DCGM level 3 begins when no job is left", "squeue -w n7"),
+        ("L4 running try=2", "running", "DCGM level 4 is at it", "gpuhealth ladder cancel n7"),
+        ("L3 pass", "pass", "give_back is false", "gpuhealth resume n7"),
+        ("L1 fail next=L3", "fail", "DCGM level 1 did not pass; DCGM level 3 follows by itself", "Nothing yet"),
+        ("reboot manual", "manual", "A reboot of the node is yours", "gpuhealth-escalate n7"),
+        ("repair manual", "manual", "The site's repair is yours", "steps below"),
+        ("L3 untested", "untested", "says nothing about the GPU", "gpuhealth doctor"),
+        ("L4 fail next=RMA", "end", "stays out", "gpuhealth-escalate n7"),
+        ("RMA fail", "end", "stays out", "part replaced"),
+    ],
+)
+def test_each_state_says_what_happens_now_and_what_is_the_readers(ask, text, name, now, you):
+    code, told, plain = ask(f"gpuhealth:Xid79 GPU3 {text} root 2026-11-20T12:03:22 n7")
+    assert (code, told["owner"], told["state"]["name"]) == (0, "us", name)
+    assert now in told["state"]["now"]
+    assert you in told["state"]["do"]
+    assert f"now: {told['state']['now']}" in plain
+    assert ("  do:" in plain) == (name in ("pass", "manual", "untested", "end"))
+
+
+def test_what_no_finding_asked_for_is_told_as_a_request(ask):
+    _, told, text = ask("gpuhealth:sweep GPU* L2 running since=11-20T12:03Z")
+    assert [one["finding"] for one in told["codes"]] == ["request:sweep"]
+    assert "policy:" not in text
+    _, told, text = ask("gpuhealth:asked GPU* L3 queued to=L4 boots=1 by=alice")
+    assert "Wanted as far as L4 although nothing is found. Rebooted by the ladder so often: 1." in told["says"]
+
+
+@pytest.mark.parametrize(
     ("text", "code", "gpu"),
     [
         ("gpuhealth:Xid79 GPU3", "xid:79", 3),
@@ -146,7 +178,7 @@ def test_an_xid_that_its_line_decides_shows_every_row_that_may(ask):
 
 def test_a_repetition_is_told_with_what_happens_before_it_is_reached(ask):
     assert [row["words"] for row in ask("13")[1]["codes"][0]["policy"]] == [
-        "fault, rung L3, seen 3 times in 7 d on one GPU by different users",
+        "fault, rung L3 (and L4 although it passes), seen 3 times in 7 d on one GPU by different users",
         "info",
     ]
 
