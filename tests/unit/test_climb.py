@@ -99,7 +99,8 @@ def test_what_is_due(words, known, settings, then):
 )
 def test_what_keeps_a_node_from_being_tested(record, way):
     found = climb.in_the_way(record)
-    assert found.startswith(way) and bool(found) == bool(way)
+    assert found.startswith(way)
+    assert bool(found) == bool(way)
     assert climb.due(reason("L3 queued"), record, Known(), TESTS).do == ("wait" if way else "run")
 
 
@@ -188,7 +189,8 @@ def test_every_way_up_leads_higher_and_fit_is_only_what_has_no_fault(ours, outco
     if step.do in ("queue", "manual"):
         assert RUNGS.index(step.rung) > RUNGS.index(rung)
     if step.do == "back":
-        assert not open_ and outcome != "fail"
+        assert not open_
+        assert outcome != "fail"
     if outcome == "pass" and rung != "RMA":
         assert step.do != "untested"
 
