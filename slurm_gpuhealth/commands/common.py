@@ -45,6 +45,14 @@ def open_node(node: str) -> tuple[Settings, Journal]:
     return settings, open_journal(settings.paths)
 
 
+def own_journal(settings: Settings) -> Journal | None:
+    """The journal of the node that this host is, for root; None elsewhere."""
+    from slurm_gpuhealth.journal import open_journal
+
+    there = os.path.join(settings.paths.state, "journal.db")
+    return open_journal(settings.paths) if os.geteuid() == 0 and os.path.exists(there) else None
+
+
 def findings(journal: Journal, where: str, *values: Any) -> list[dict[str, Any]]:
     """Rows of the finding table as JSON has them, newest first. `where` is SQL of ours, `values` fill its marks."""
     names = [name.strip() for name in COLUMNS.split(",")]
@@ -75,10 +83,15 @@ def show_findings(found: Iterable[dict[str, Any]]) -> None:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Columns as wide as they must be; the last one runs on. Control characters are shown as `?`."""
-    cells = [["".join(c if c.isprintable() else "?" for c in str(cell)) for cell in row] for row in (header, *rows)]
+    cells = [[safe(str(cell)) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header) - 1)]
     for row in cells:
         click.echo("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[-1]]))
+
+
+def safe(text: str) -> str:
+    """Reasons and names come from others: control characters are shown as `?`, never sent."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def utc(when: float) -> str:

@@ -38,8 +38,10 @@ class Request:
     """Also of a node that an admin has drained."""
 
 
-def ask(settings: Settings, name: str, request: Request, holds: list[Hold], total: int, now: float) -> str:
-    """Ask one node: what was done, for people. Raises Unchanged and control.SlurmError.
+def ask(
+    settings: Settings, name: str, request: Request, holds: list[Hold], total: int, now: float
+) -> tuple[NodeRecord, str]:
+    """Ask one node: its record before, and what was done, for people. Raises Unchanged and control.SlurmError.
 
     `holds` of `total` nodes are ours; a drain is written as a claim, confirmed later, and added to them.
     """
@@ -49,7 +51,7 @@ def ask(settings: Settings, name: str, request: Request, holds: list[Hold], tota
         raise Unchanged(str(error)) from None
     if record.ours:
         _has_gpu(record, request)
-        return _again(settings, record, record.ours, request)
+        return record, _again(settings, record, record.ours, request)
     _is_free(record, request)
     wanted = reasons.Reason(
         *("asked", request.gpu, request.rung, "claim"), since=reasons.stamp(now), to=request.through, by=request.by
@@ -65,7 +67,7 @@ def ask(settings: Settings, name: str, request: Request, holds: list[Hold], tota
         raise Unchanged(change.plan.why)
     holds.append(Hold(name, wanted, now))
     whose = f", {record.reason!r} put back afterwards" if record.owner != "none" else ""
-    return f"drained{whose}: {reasons.write(wanted)}"
+    return record, f"drained{whose}: {reasons.write(wanted)}"
 
 
 def cancel(settings: Settings, record: NodeRecord, ours: Reason) -> str:

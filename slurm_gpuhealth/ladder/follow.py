@@ -1,26 +1,41 @@
-"""Where a node stands on the ladder, and how a climb ended, from its record in Slurm: seen from any host. Pure."""
+"""Following nodes up the ladder through their records in Slurm, from any host: where each stands, and how it ended."""
 
 from __future__ import annotations
 
 import re
+import time
 
 from slurm_gpuhealth.frozen import frozen
 from slurm_gpuhealth.ladder import climb, rungs
-from slurm_gpuhealth.slurm import remark
+from slurm_gpuhealth.slurm import control, remark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Literal
+    from collections.abc import Mapping, Sequence
+    from typing import Literal, Protocol
 
+    from slurm_gpuhealth.journal import Journal
     from slurm_gpuhealth.settings import Settings
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
     Job = tuple[str, str, float]
 
+    class Screen(Protocol):
+        """Whom it is told."""
+
+        def say(self, node: str, text: str) -> None:
+            """Something happened: said once."""
+
+        def now(self, text: str) -> None:
+            """How it stands this moment."""
+
+
 USUAL = {"L1": 15.0, "L2": 120.0, "L3": 900.0, "L4": 4800.0, "reset": 120.0, "reboot": 600.0}
 """Seconds, on eight GPUs of a recent kind (NVIDIA's documentation of the run levels)."""
+FEW = 4
+"""So many nodes are read one by one, with the jobs that they wait for."""
+POLL = 2.1
 EXITS = {"fit": 0, "not fit": 1, "not testable": 2, "not run": 3, "asked": 0}
 
 
@@ -56,18 +71,109 @@ class Progress:
     time: str = ""
 
 
+def until_end(
+    settings: Settings,
+    before: Mapping[str, NodeRecord],
+    ends: dict[str, End],
+    screen: Screen,
+    journal: Journal | None = None,
+    no_wait: bool = False,
+) -> None:
+    """Follow each node of `before`, records from before a request of just now, until `ends` has its end.
+
+    `journal`: of this node itself, where what is due is done at once.
+    """
+    asked_at = time.time()
+    last: dict[str, NodeRecord] = {}
+    while waiting := [name for name in before if name not in ends]:
+        few = len(waiting) <= FEW
+        time.sleep(POLL if few else 3 * POLL)  # at least budget.SETTLE: a claim is read again
+        try:
+            for record in _look(settings, waiting, last):
+                old = last.get(record.name, before[record.name])
+                last[record.name] = record
+                ended = _tend(settings, journal, record)
+                ended = ended or _end(record, before[record.name], asked_at, no_wait)
+                if ended:
+                    ends[record.name] = ended
+                else:
+                    _tell(settings, journal, record, old, screen, few)
+        except control.SlurmError as error:
+            screen.say(waiting[0], f"no answer from Slurm, the ladder goes on without it: {error}")
+        if len(before) > FEW:
+            states = [one.ours.state for name, one in last.items() if one.ours and name not in ends]
+            counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
+            screen.now(", ".join([f"{len(before)} nodes: {len(ends)} at an end", *counts]))
+
+
+def _look(settings: Settings, names: Sequence[str], last: Mapping[str, NodeRecord]) -> list[NodeRecord]:
+    """The records of `names`; of many only those that are new, claims, or have another reason than before."""
+    if len(names) > FEW:
+        now = {one.node: one.ours for one in control.holds(settings.slurm, ",".join(names))[0]}
+        same = {name for name, one in last.items() if one.ours and one.ours == now.get(name) and not _is_claim(one)}
+        names = [name for name in names if name not in same]
+    return [control.show_node(settings.slurm, name) for name in names]
+
+
+def _tend(settings: Settings, journal: Journal | None, record: NodeRecord) -> End | None:
+    """A claim is confirmed, or undone: its end; and on the node, what its check would do is done at once."""
+    if record.ours is None:
+        return None
+    if _is_claim(record) and (record.ours.by or not journal):
+        from slurm_gpuhealth.ladder import claim
+
+        outcome, why = claim.finish(settings, None, record.name, wait=0)
+        return End(record.name, "not run", f"as it was: {outcome}: {why}") if why else None
+    if journal:
+        from slurm_gpuhealth import act
+        from slurm_gpuhealth.ladder import worker
+
+        found = act.look_at_hold(settings, journal, record.name, time.time())
+        worker.tend(settings, journal, record.name, found, time.time())
+    return None
+
+
+def _end(record: NodeRecord, was: NodeRecord, asked_at: float, no_wait: bool) -> End | None:
+    if no_wait and record.ours and not _is_claim(record):
+        look = f"what becomes of it: gpuhealth ladder {record.name}"
+        return End(record.name, "asked", look, reason=record.reason)
+    return end(record, was, asked_at)
+
+
+def _tell(
+    settings: Settings, journal: Journal | None, record: NodeRecord, old: NodeRecord, screen: Screen, few: bool
+) -> None:
+    """What happened, and where it stands."""
+    result = remark.read_result(record.extra)
+    if result and result != remark.read_result(old.extra):
+        screen.say(record.name, f"{result_words(result)}; {result.next or 'nothing'} follows")
+    if record.ours is None:
+        return
+    jobs = control.jobs(settings.slurm, record.name) if few and record.has_job else []
+    known = usual(journal, record.ours.rung) if journal else 0.0
+    now = progress(record, record.ours, jobs, settings, time.time(), known)
+    screen.say(record.name, now.what)
+    if few:
+        screen.now(f"{record.name}: {now.what}" + (f", {now.time}" if now.time else ""))
+
+
+def _is_claim(record: NodeRecord) -> bool:
+    return record.ours is not None and record.ours.state == "claim"
+
+
 def progress(
-    record: NodeRecord, ours: Reason, jobs: Sequence[Job], settings: Settings, now: float, usual: float = 0.0
+    record: NodeRecord, ours: Reason, jobs: Sequence[Job], settings: Settings, now: float, known: float = 0.0
 ) -> Progress:
-    """Of a node that we hold. `usual`: seconds that the rung took before; 0 when unknown."""
+    """Of a node that we hold. `known`: seconds that the rung took before; 0 when unknown."""
     age = max(0.0, now - record.reason_time) if record.reason_time else 0.0
     resting = ours.state in ("pass", "manual", "untested") or climb.is_end(ours)
     if ours.state == "claim":
         return Progress("asks for a place in the budget")
     if ours.state == "running":
         again = " again" if ours.attempt > 1 else ""
-        usual, most = usual or USUAL.get(ours.rung, 0.0), limit(settings, record, ours.rung)
-        means = f" of usually {span(min(usual, most))}" if usual else ""
+        most = limit(settings, record, ours.rung)
+        takes = min(known or USUAL.get(ours.rung, 0.0), most)
+        means = f" of usually {span(takes)}" if takes else ""
         return Progress(f"{ours.rung} is running{again}", f"{span(age)}{means}, at most {span(most)}")
     if resting:
         return Progress(climb.due(ours, record, climb.Known(), settings).why)
@@ -115,6 +221,15 @@ def limit(settings: Settings, record: NodeRecord, rung: str) -> float:
     return rungs.seconds(settings, rung, model[1].upper() if model else "")
 
 
+def usual(journal: Journal, rung: str) -> float:
+    """Seconds that this rung has taken on this node, the median; 0 without a past."""
+    rows = journal.rows(
+        "SELECT seconds FROM step WHERE rung = ? AND outcome IN ('pass', 'fail') ORDER BY seconds", rung
+    )
+    found = [float(row[0]) for row in rows]
+    return found[len(found) // 2] if found else 0.0
+
+
 def span(seconds: float) -> str:
     """`45 s`, `12 min`, `1 h 20 min`."""
     minutes = int(seconds) // 60
@@ -151,8 +266,6 @@ def _whose(record: NodeRecord) -> str:
 
 
 def _job(job: Job) -> str:
-    import time
-
     number, user, end = job
     until = time.strftime("%m-%d %H:%MZ", time.gmtime(end)) if end else "without a time limit"
     return f"job {number} of {user} (until {until})" if end else f"job {number} of {user} ({until})"

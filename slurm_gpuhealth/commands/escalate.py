@@ -1,0 +1,218 @@
+"""gpuhealth-escalate NODE: have a node prove that it is fit, and follow it until it has, or has not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import click
+
+from slurm_gpuhealth.commands import common
+from slurm_gpuhealth.commands.resume import settings_or_defaults, why_not
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.journal import open_journal
+from slurm_gpuhealth.ladder import ask as asking
+from slurm_gpuhealth.ladder import follow
+from slurm_gpuhealth.ladder.follow import End
+from slurm_gpuhealth.slurm import control
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+    from slurm_gpuhealth.ladder.ask import Request
+    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.node import NodeRecord
+
+MOST = 1000
+"""Nodes in one request; the budget lets far fewer through."""
+WORST = ("fit", "asked", "not testable", "not run", "not fit")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("node", required=False)
+@click.option("--level", type=click.Choice(["3", "4"]), default="3", help="DCGM run level [default: 3].")
+@click.option("--through", type=click.Choice(["4"]), help="Go on up to this level although nothing is found.")
+@click.option("--gpu", type=click.IntRange(0, 9999), metavar="N", help="Only this GPU (its index in nvidia-smi).")
+@click.option("--reason", "text", metavar="TEXT", help="Shown behind your name in the node's reason.")
+@click.option("--take-over", is_flag=True, help="Also a node that an admin has drained; his text is put back.")
+@click.option("--here", is_flag=True, help="This node, as root: it begins at once.")
+@click.option("--no-wait", is_flag=True, help="Ask, and do not wait for the result.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a node at the end.")
+def command(
+    node: str | None,
+    level: str,
+    through: str | None,
+    gpu: int | None,
+    text: str | None,
+    take_over: bool,
+    here: bool,
+    no_wait: bool,
+    as_json: bool,
+) -> NoReturn:
+    """Drain NODE politely, have it test itself, and follow it: a good one comes back, a bad one stays drained.
+
+    NODE may be a hostlist, 'n[1-32]': as many as the budget allows are asked. Needs the right to change nodes in Slurm.
+
+    Exit 0 fit, 1 not fit, 2 not testable, 3 could not run; of several the worst. Ctrl-C (130) leaves the node at it.
+    """
+    own = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    if not node and not here:
+        raise click.UsageError("which node?")
+    if here and os.geteuid() != 0:
+        raise click.UsageError("--here needs root, on the node")
+    settings, problems = settings_or_defaults((node or own) if here else own)
+    for problem in problems:
+        click.echo(f"{problem}; going on with defaults", err=True)
+    request = asking.Request(f"L{level}", f"L{through}" if through else "", gpu, _who(text), take_over)
+    ends = _run(settings, _names(settings, node or own), request, _Screen(), here, no_wait)
+    _print(settings, own, ends, as_json)
+    raise SystemExit(max(ends, key=lambda one: WORST.index(one.outcome)).exit)
+
+
+def main() -> None:
+    """click's own exit codes for a wrong call, 1 and 2, mean something else here."""
+    try:
+        command.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(3)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+
+
+class _Screen:
+    """What is told while it goes on, on stderr: a line for what happens, and on a terminal one that is rewritten."""
+
+    def __init__(self) -> None:
+        self.live = sys.stderr.isatty()
+        self.said: dict[str, str] = {}
+
+    def say(self, node: str, text: str) -> None:
+        if self.said.get(node) != text:
+            self.said[node] = text
+            click.echo(("\r\x1b[K" if self.live else "") + common.safe(f"{node}: {text}"), err=True)
+
+    def now(self, text: str) -> None:
+        if self.live:
+            import shutil
+
+            width = shutil.get_terminal_size().columns - 1
+            click.echo("\r\x1b[K" + common.safe(text)[:width], nl=False, err=True)
+
+
+def _run(
+    settings: Settings, names: Sequence[str], request: Request, screen: _Screen, here: bool, no_wait: bool
+) -> list[End]:
+    """Ask and follow; an end for each node. Exits with 130 on Ctrl-C."""
+    began = time.time()
+    before: dict[str, NodeRecord] = {}
+    ends: dict[str, End] = {}
+    try:
+        _ask(settings, names, request, before, ends, screen)
+        follow.until_end(settings, before, ends, screen, open_journal(settings.paths) if here else None, no_wait)
+    except KeyboardInterrupt:
+        left = [name for name in before if name not in ends]
+        screen.now("")
+        which = f"gpuhealth ladder {left[0]}" if len(left) == 1 else "gpuhealth ladder"
+        click.echo(
+            f"\nNot followed any more; the ladder goes on without you: {', '.join(left) or 'nothing was asked'}\n"
+            f"Look again: {which}    End it: gpuhealth ladder cancel NODE",
+            err=True,
+        )
+        raise SystemExit(130) from None
+    screen.now("")
+    return [replace(ends[name], seconds=round(time.time() - began, 1)) for name in names]
+
+
+def _ask(
+    settings: Settings,
+    names: Sequence[str],
+    request: Request,
+    before: dict[str, NodeRecord],
+    ends: dict[str, End],
+    screen: _Screen,
+) -> None:
+    """Ask each node: who was asked is in `before`, who was not in `ends`."""
+    try:
+        holds, total = control.holds(settings.slurm, settings.drain.nodes)
+    except control.SlurmError as error:
+        ends.update({name: End(name, "not run", f"slurmctld does not answer: {error}") for name in names})
+        return
+    for name in names:
+        try:
+            before[name], text = asking.ask(settings, name, request, holds, total, time.time())
+            screen.say(name, text)
+        except asking.Unchanged as error:
+            ends[name] = End(name, "not run", f"left as it is: {error}")
+        except (control.Refused, control.NoProgram) as error:
+            ends[name] = End(name, "not run", f"left as it is: {why_not(error)}")
+        except control.ControllerDown as error:  # after an order that was not answered it may be either
+            look = f"look at it later: gpuhealth ladder {name}"
+            ends[name] = End(name, "not run", f"slurmctld does not answer: {error}; {look}")
+
+
+def _print(settings: Settings, own: str, ends: Sequence[End], as_json: bool) -> None:
+    """The result of each node."""
+    rows = [{**one.__dict__, "exit": one.exit, "advice": _advice(one, own)} for one in ends]
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row))
+    elif len(ends) > 1:
+        header = ("NODE", "RESULT", "RUNG", "GPU", "NEXT", "TIME", "MESSAGE")
+        common.table(
+            header,
+            [
+                (
+                    *(one.node, one.outcome, one.rung or "-", "-" if one.gpu is None else one.gpu, one.next or "-"),
+                    *(follow.span(one.seconds), one.message),
+                )
+                for one in ends
+            ],
+        )
+    else:
+        end = ends[0]
+        click.echo(common.safe(f"{end.node}: {end.outcome}: {end.message}"))
+        for number, step in enumerate(rows[0]["advice"], 1):
+            click.echo(common.safe(f"  {number}. {step}"))
+        if end.outcome in ("not fit", "not testable"):
+            click.echo(common.safe(f"  each step and its evidence: gpuhealth ladder {end.node}, as root on {end.node}"))
+
+
+def _advice(end: End, own: str) -> list[str]:
+    """The runbook's steps for what was found: by DCGM's error, else by the reason."""
+    from slurm_gpuhealth.commands import why
+
+    if end.outcome != "not fit":
+        return []
+    told = why.explain(f"dcgm {end.code}" if end.code.isdigit() else end.reason, own)
+    return list(told["codes"][0]["do"]) if told["codes"] else []
+
+
+def _names(settings: Settings, text: str) -> list[str]:
+    """The nodes of a name or hostlist."""
+    if not set("[,").intersection(text):
+        return [text]
+    try:
+        names = [] if text.startswith("-") else control.hostnames(settings.slurm, text)
+    except control.SlurmError as error:
+        raise click.ClickException(str(error)) from None
+    if not 0 < len(names) <= MOST:
+        raise click.ClickException(f"{text!r} is no hostlist of 1 to {MOST} nodes")
+    return names
+
+
+def _who(text: str | None) -> str:
+    """Who asks, and what for: what the reason shows as `by=`."""
+    import pwd
+
+    name = os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
+    if not name:
+        try:
+            name = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:
+            name = str(os.getuid())
+    return f"{name}: {text}" if text else name

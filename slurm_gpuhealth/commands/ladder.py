@@ -1,0 +1,161 @@
+"""gpuhealth ladder: where the nodes that we hold stand, each step that led there, and how to stop the climb."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+
+from slurm_gpuhealth.commands import common
+from slurm_gpuhealth.commands.resume import not_ours, settings_or_defaults, why_not
+from slurm_gpuhealth.ladder import ask, follow
+from slurm_gpuhealth.slurm import control, remark
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.node import NodeRecord
+
+MOST = 60
+"""Lines of a node's past."""
+STEP = "time, seconds, fact, gpu, uuid, rung, attempt, outcome, follows, test, code, message, bundle"
+FINDING = "time, source, code, gpu, uuid, severity, mode, message, job, cleared"
+DECISION = "time, program, action, reason, result, was, job"
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[cancel] [NODE]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a node.")
+@click.pass_obj
+def ladder(here: str, words: tuple[str, ...], as_json: bool) -> None:
+    """Where each node that gpuhealth holds stands; of one NODE also its last result and, on it, each step.
+
+    cancel NODE: what somebody asked for is given back to where it was; a node with a fault stays drained, and nothing
+    more happens to it by itself. Exit 1 when nothing was cancelled.
+    """
+    cancelling = words[:1] == ("cancel",)
+    names = words[cancelling:]
+    if len(names) > 1 or (cancelling and not names):
+        raise click.UsageError("one node: gpuhealth ladder [cancel] NODE")
+    settings, problems = settings_or_defaults(here)
+    for problem in problems:
+        click.echo(f"{problem}; going on with defaults", err=True)
+    try:
+        if cancelling:
+            _cancel(settings, names[0])
+        elif names:
+            _one(settings, names[0], here, as_json)
+        else:
+            _all(settings, as_json)
+    except control.ControllerDown as error:
+        raise click.ClickException(f"slurmctld does not answer: {error}") from None
+    except (control.Refused, control.NoProgram) as error:
+        raise click.ClickException(why_not(error)) from None
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _cancel(settings: Settings, name: str) -> None:
+    record = control.show_node(settings.slurm, name)
+    if record.ours is None:
+        raise click.ClickException(common.safe(f"{name}: {not_ours(record)[1]}"))
+    try:
+        click.echo(common.safe(f"{name}: {ask.cancel(settings, record, record.ours)}"))
+    except ask.Unchanged as error:
+        raise click.ClickException(common.safe(f"{name}: left as it is: {error}")) from None
+
+
+def _all(settings: Settings, as_json: bool) -> None:
+    held, total = control.holds(settings.slurm, settings.drain.nodes)
+    facts = [_facts(settings, control.show_node(settings.slurm, one.node)) for one in held]
+    if as_json:
+        for one in facts:
+            click.echo(json.dumps(one))
+        return
+    click.echo(f"{len(held)} of {total} nodes are held by gpuhealth")
+    if not facts:
+        return
+    names = ("node", "fact", "gpu", "rung", "state", "since", "next", "by", "now")
+    rows = [["*" if key == "gpu" and one[key] is None else one[key] or "-" for key in names] for one in facts]
+    common.table([name.upper() for name in names], rows)
+
+
+def _one(settings: Settings, name: str, here: str, as_json: bool) -> None:
+    record = control.show_node(settings.slurm, name)
+    facts = _facts(settings, record)
+    journal = common.own_journal(settings) if name == here else None
+    past = _past(journal, time.time() - settings.ladder.window) if journal else None
+    if as_json:
+        click.echo(json.dumps({**facts, "past": past}))
+        return
+    click.echo(common.safe(f"{name}: {record.reason}" if record.ours else f"{name}: {not_ours(record)[1]}"))
+    if facts["now"]:
+        click.echo(common.safe(f"  now: {facts['now']}"))
+    last = remark.read_result(record.extra)
+    if last:
+        follows = f"; {last.next} follows" if last.next else ""
+        click.echo(common.safe(f"  last result: {follow.result_words(last)}{follows} ({remark.stamp(last.at)})"))
+    if past is None:
+        click.echo(f"  each step and its evidence: gpuhealth ladder {name}, as root on {name}")
+    else:
+        rows = sorted(_line(kind, row) for kind, rows in past.items() for row in rows)[-MOST:]
+        common.table(("TIME (UTC)", "WHAT", "DETAIL"), [(common.utc(when), *rest) for when, *rest in rows])
+
+
+def _facts(settings: Settings, record: NodeRecord) -> dict[str, Any]:
+    """One node as JSON has it; `now` is what it does or waits for."""
+    ours, last = record.ours, remark.read_result(record.extra)
+    facts: dict[str, Any] = {
+        "node": record.name,
+        "state": None,
+        "slurm": "+".join([record.base, *sorted(record.flags)]),
+        "owner": record.owner,
+        "reason": record.reason,
+        "was": remark.read_said(record.comment).was or None,
+        "result": dict(last.__dict__) if last else None,
+        "now": "",
+    }
+    if ours is None:
+        return facts
+    jobs = control.jobs(settings.slurm, record.name) if record.has_job else []
+    now = follow.progress(record, ours, jobs, settings, time.time())
+    names = ("fact", "gpu", "rung", "state", "since", "next", "to", "attempt", "boots", "by")
+    text = f"{now.what}, {now.time}" if now.time else now.what
+    return {**facts, **{name: getattr(ours, name) for name in names}, "now": text}
+
+
+def _past(journal: Journal, since: float) -> dict[str, list[dict[str, Any]]]:
+    """What the node's journal knows: faults, what was decided on them, the rungs that were climbed."""
+    asks = {
+        "fault": (FINDING, "finding WHERE severity = 'fault' AND seen >= ?"),
+        "decision": (DECISION, "decision WHERE time >= ?"),
+        "step": (STEP, "step WHERE time >= ?"),
+    }
+    return {
+        kind: [
+            dict(zip(columns.split(", "), row))
+            for row in journal.rows(f"SELECT {columns} FROM {where} ORDER BY time", since)  # noqa: S608 - constants
+        ]
+        for kind, (columns, where) in asks.items()
+    }
+
+
+def _line(kind: str, row: dict[str, Any]) -> tuple[float, str, str]:
+    """Time, what, detail."""
+    gpu = "" if row.get("gpu") is None else f" GPU{row['gpu']}"
+    if kind == "fault":
+        mended = f" (mended {common.utc(row['cleared'])})" if row["cleared"] else ""
+        mode = "" if row["mode"] == "enforce" else f" ({row['mode']})"
+        return row["time"], f"fault{mode}", f"{row['source']}:{row['code']}{gpu}: {row['message']}{mended}"
+    if kind == "decision":
+        was = f", was {row['was']!r}" if row["was"] else ""
+        return row["time"], row["action"], f"{row['reason']}{': ' if row['result'] else ''}{row['result']}{was}"
+    again = f", try {row['attempt']}" if row["attempt"] > 1 else ""
+    took = "" if row["seconds"] is None else f" after {follow.span(row['seconds'])}"
+    parts = [f"{row['outcome']}{took}{gpu}{again}", row["message"]]
+    parts += [f"{row['follows']} follows" if row["follows"] else "", f"evidence: {row['bundle']}" * bool(row["bundle"])]
+    return row["time"], row["rung"], "; ".join(part for part in parts if part)
