@@ -129,6 +129,8 @@ def after(
         return Step("end", rung, result.message)
     higher = [one for one in (failed, *(each.failed for each in open_), *(each.rung for each in open_)) if one]
     wanted = max([one for one in higher if _rank(one) > _rank(rung)], key=_rank, default=own)
+    if wanted == "repair" and wanted in higher and not rungs.enabled(settings, "repair"):
+        return Step("manual", wanted)  # the policy's own word for it: a cable, not a GPU to be returned
     return _queue(wanted, ours, settings)
 
 

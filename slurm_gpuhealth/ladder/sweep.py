@@ -7,10 +7,13 @@ tested long ago ──▶ idle ──▶ no pending job could start here ──�
 
 from __future__ import annotations
 
+import os
 import zlib
 
 from slurm_gpuhealth import diagnostic
-from slurm_gpuhealth.slurm import control
+from slurm_gpuhealth.say import say
+from slurm_gpuhealth.slurm import control, hold
+from slurm_gpuhealth.slurm import reason as reasons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +50,36 @@ def due(settings: Settings, journal: Journal, node: str, record: NodeRecord, now
         return not wanted(record, control.pending(settings.slurm))
     except control.SlurmError:
         return False
+
+
+def begin(settings: Settings, journal: Journal, node: str, record: NodeRecord, now: float) -> str:
+    """Take the node out for its test: `drained`, or why not in a word. `record`: as `due` saw it."""
+    from slurm_gpuhealth import act
+    from slurm_gpuhealth.ladder import claim
+
+    wanted = reasons.Reason("sweep", None, f"L{settings.sweep.level}", "claim", since=reasons.stamp(now))
+
+    def write() -> bool:
+        change = hold.seize(settings.slurm, node, wanted, record, hold.Plan("drain"))
+        if change.done and change.plan.action == "drain":
+            journal.put("hold", {"reason": change.after.reason, "since": change.after.reason_time or now})
+        return change.done and change.plan.action == "drain"
+
+    turn = act.turn(settings)
+    if turn is None:
+        return "undecided"
+    try:
+        outcome, why = claim.take(settings, journal, node, wanted, write)
+        if outcome == "drained" and control.show_node(settings.slurm, node).has_job:
+            journal.put("hold", None)  # it came in the last moment: it goes first, and so would all of its queue
+            hold.give_back(settings.slurm, node)
+            outcome, why = "given back", "a job has just come"
+    except (control.SlurmError, ValueError) as error:
+        outcome, why = "undecided", str(error)
+    finally:
+        os.close(turn)
+    say(f"{node}: sweep L{settings.sweep.level}: {outcome}" + (f" ({why})" if why else ""))
+    return outcome
 
 
 def on(settings: Settings) -> bool:

@@ -9,8 +9,10 @@ from slurm_gpuhealth.config import POLICY_PATH
 from slurm_gpuhealth.config_check import parse_with_lines
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.judge import match
-from slurm_gpuhealth.ladder.rungs import LADDER, Rung
-from slurm_gpuhealth.settings import Row
+from slurm_gpuhealth.ladder import climb
+from slurm_gpuhealth.ladder.rungs import LADDER, Result
+from slurm_gpuhealth.settings import Repair, Row, Settings
+from slurm_gpuhealth.slurm.reason import Reason
 
 ROWS = tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
 HARDWARE = {"class": "hardware"}
@@ -129,8 +131,8 @@ REVIEWED = [
     ("dcgm-health:power", {"value": "Warning"}, 99, "info", ""),
     ("dcgm-health:gpus-missing", {}, 99, "warning", ""),
     # InfiniBand: a flap is a warning; nothing that we can do mends a cable.
-    ("ib:port-down", {}, 2, "warning", ""), ("ib:port-down", {}, 3, "fault", ""),
-    ("ib:port-missing", {}, 2, "warning", ""), ("ib:port-missing", {}, 3, "fault", ""),
+    ("ib:port-down", {}, 2, "warning", ""), ("ib:port-down", {}, 3, "fault", "repair"),
+    ("ib:port-missing", {}, 2, "warning", ""), ("ib:port-missing", {}, 3, "fault", "repair"),
     ("ib:unreadable", {}, 99, "info", ""),
     ("ib:link_downed", {}, 99, "warning", ""), ("ib:rate", {}, 99, "warning", ""),
     ("ib:link-down", {}, 99, "warning", ""), ("ib:link", {}, 99, "info", ""), ("ib:command", {}, 99, "info", ""),
@@ -177,8 +179,9 @@ FOLLOWS = {
     "driver:hung": (GIVEN_BACK, "repair"), "nvml:irq": (GIVEN_BACK, "repair"),
     "nvml:recovery reboot": (GIVEN_BACK, "repair"),
     "dcgm:software 126": (GIVEN_BACK, "repair"),
-    # The end, and what has no rung at all.
-    "nvml:remap-fail": (HANDS, HANDS), "ib:port-down": (HANDS, HANDS), "ib:port-missing": (HANDS, HANDS),
+    # A cable, and the end.
+    "ib:port-down": (GIVEN_BACK, "RMA"), "ib:port-missing": (GIVEN_BACK, "RMA"),
+    "nvml:remap-fail": (HANDS, HANDS),
     # Not of DCGM's world.
     "site:nvme": (GIVEN_BACK, "repair"),
 }  # fmt: skip
@@ -191,9 +194,9 @@ def test_what_follows_each_fault_is_what_the_review_says():
         if severity == "fault" and id(row) not in {id(one) for one in found.values()}:
             more = details.get("action") if key == "nvml:recovery" else details.get("error_id") == 126 and 126
             found[f"{key} {more}" if more else key] = row
-    own = {"": Rung("", "", "", passed="", failed=""), **LADDER}
     rungs = {
-        name: (row.passed or own[row.rung].passed, row.failed or own[row.rung].failed) for name, row in found.items()
+        name: (row.passed or LADDER[row.rung].passed, row.failed or LADDER[row.rung].failed)
+        for name, row in found.items()
     }
     assert rungs == FOLLOWS
 
@@ -218,11 +221,8 @@ def test_each_row_says_why():
     assert [row.finding for row in ROWS if not row.why] == []
 
 
-def test_a_fault_that_no_rung_mends_is_a_port_and_nothing_else():
-    assert {row.finding for row in ROWS if row.severity == "fault" and not row.rung} == {
-        "ib:port-down",
-        "ib:port-missing",
-    }
+def test_every_fault_enters_the_ladder_somewhere():
+    assert [row.finding for row in ROWS if row.severity == "fault" and not row.rung] == []
 
 
 def test_an_xid_seen_once_drains_only_where_nvidia_asks_for_a_reset_a_reboot_or_support_for_hardware():
@@ -242,3 +242,16 @@ def test_an_xid_seen_once_drains_only_where_nvidia_asks_for_a_reset_a_reboot_or_
     assert faults == asked
     assert {48, 64, 79, 95, 119} <= faults
     assert not {13, 31, 43, 45, 63, 92, 94} & faults
+
+
+@pytest.mark.parametrize(("command", "step"), [((), ("manual", "repair")), (("/bin/mend",), ("queue", "repair"))])
+def test_what_a_sites_check_still_says_after_level_3_is_for_hands_or_the_sites_program_and_no_gpu_is_returned(
+    command, step
+):
+    row = decide("site:nvme", {"says": "fault"})
+    still = climb.Open(row.rung, row.passed, row.failed)
+    ours = Reason("nvme", None, "L3", "running")
+    after = climb.after(
+        ours, "L3", Result("pass"), [still], Settings(repair=Repair(command=command)), row.passed, row.failed
+    )
+    assert (after.do, after.rung) == step
