@@ -196,6 +196,7 @@ def compare(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]
                 (*here, "timeout"),
                 f"is more than half of check.timeout ({check['timeout']:g} s), all that checks may have",
             )
+    yield from _compare_ladder(data, keep)
     for index, row in enumerate(data.get("policy", ())):
         row = {"rung": "", "passed": "", "failed": "", "times": 1, "distinct": "", "window": DAY, **row}
         if row["rung"] and row["severity"] != "fault":
@@ -207,3 +208,23 @@ def compare(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]
             yield ("policy", index, "distinct"), "says nothing without times = 2 or more"
         if row["window"] > keep:
             yield ("policy", index, "window"), f"is longer than journal.keep ({keep / DAY:g} d): older ones are gone"
+
+
+def _compare_ladder(data: dict[str, Any], keep: float) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Limits of levels that hold each other, and what must be remembered for as long as it counts."""
+    ladder = {**Settings.ladder.__dict__, **data.get("ladder", {})}
+    sweep = {**Settings.sweep.__dict__, **data.get("sweep", {})}
+    for level, deeper in (("l2", "l3"), ("l3", "l4")):
+        if ladder[deeper] < ladder[level]:
+            wrong = deeper if deeper in data.get("ladder", {}) else level
+            yield ("ladder", wrong), f"{deeper} is shorter than {level}, and the deeper level runs those tests too"
+    for index, row in enumerate(ladder["model"]):
+        if row["l4"] < row["l3"]:
+            yield ("ladder", "model", index, "l4"), "is shorter than its l3, and level 4 runs those tests too"
+    if ladder["window"] > keep:
+        yield ("ladder", "window"), f"is longer than journal.keep ({keep / DAY:g} d): older returns are forgotten"
+    if sweep["interval"] > keep:
+        yield ("sweep", "interval"), f"is longer than journal.keep ({keep / DAY:g} d): the last test is forgotten"
+    longest = ladder[f"l{max(2, sweep['level'])}"]
+    if sweep["interval"] <= longest:
+        yield ("sweep", "interval"), f"is no longer than one test may take ({longest:g} s): no time is left for jobs"

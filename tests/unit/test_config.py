@@ -140,6 +140,8 @@ def test_a_missing_file_says_so(tmp_path):
 
 # fmt: off
 ROW = '[[policy]]\nfinding = "xid:1"\nseverity = "info"\n'
+FAULT = '[[policy]]\nfinding = "xid:1"\nseverity = "fault"\n'
+MODEL = '[[ladder.model]]\ngpu = "*H100*"\nl3 = "10min"\n'
 COMMAND = '[[check.command]]\nname = "a"\nargv = ["/a"]\n'
 # What it is: the text, the line and the key that the error must name, and a part of what it must say.
 WRONG = {
@@ -187,6 +189,19 @@ WRONG = {
     "distinct what": (ROW + 'distinct = "x"', 4, "policy[0].distinct", "user"),
     "distinct once": (ROW + 'distinct = "user"', 4, "policy[0].distinct", "times = 2"),
     "window longer than memory": (ROW + 'times = 2\nwindow = "60d"', 5, "policy[0].window", "journal.keep"),
+    "level 4 shorter than 3": ('[ladder]\nl4 = "10min"', 2, "ladder.l4", "l4 is shorter than l3"),
+    "level 3 longer than 4": ('[ladder]\nl3 = "3h"', 2, "ladder.l3", "l4 is shorter than l3"),
+    "model's level 4 shorter": (MODEL + 'l4 = "5min"', 4, "ladder.model[0].l4", "its l3"),
+    "model without a limit": (MODEL, 1, "ladder.model[0].l4", "missing"),
+    "window longer than the journal": ('[ladder]\nwindow = "90d"', 2, "ladder.window", "journal.keep"),
+    "sweep longer than the journal": ('[sweep]\ninterval = "90d"', 2, "sweep.interval", "journal.keep"),
+    "sweep without end": ('[sweep]\nlevel = 4\ninterval = "1h"', 3, "sweep.interval", "no time is left"),
+    "sweep of no level": ("[sweep]\nlevel = 5", 2, "sweep.level", "1 to 4"),
+    "repair not absolute": ('[repair]\ncommand = ["mend"]', 2, "repair.command", "looked up"),
+    "no reboot at all": ("[reboot]\nmost = 0", 2, "reboot.most", "1 to 20"),
+    "service that is an option": ('[reset]\nservices = ["--now"]', 2, "reset.services", "systemd units"),
+    "passed on to a lower rung": (FAULT + 'rung = "L4"\npassed = "L3"', 5, "policy[0].passed", "higher rung"),
+    "failed without a rung": (FAULT + 'failed = "RMA"', 4, "policy[0].failed", "higher rung"),
     "when of tables": (ROW + "when = { a = { b = 1 } }", 4, "policy[0].when", "one value"),
     "third row": (ROW * 2 + "[[policy]]\n\nx = 1", 9, "policy[2].x", "known"),
     "not TOML": ('mode = "shadow"\n[x\n', 2, "", "not TOML"),
