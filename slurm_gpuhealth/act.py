@@ -2,12 +2,13 @@
 
 no fault waits ──▶ nothing                       a fault in shadow ──▶ would-drain (recorded, said once)
 a fault waits ──▶ the node's record in Slurm
-                    in service, budget left   ──▶ drained
-                    in service, budget spent  ──▶ over-budget   (asked again each `slurm.request_poll`)
+                    its Comment acks it       ──▶ acked         (until the time that stands there)
+                    in service, room left     ──▶ claimed ─2 s─▶ drained, or undone: over-budget  (ladder/claim.py)
+                    in service, no room       ──▶ over-budget   (asked again each `slurm.request_poll`)
                     drained by us             ──▶ held          (reworded when the rung is higher)
                     our hold is gone          ──▶ acked         (an admin resumed it: what stood then is left alone)
                     an admin's, or Slurm's    ──▶ admin, left   (events are done with; what still stands asks again)
-                    controller silent         ──▶ undecided     (the next check asks again)
+                    controller silent         ──▶ undecided     (the next check asks again; a claim stays claimed)
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import os
 import time
 
 from slurm_gpuhealth import judge, lock, record
-from slurm_gpuhealth.findings import RUNGS, Gpu
+from slurm_gpuhealth.frozen import frozen, replace
 from slurm_gpuhealth.say import say
-from slurm_gpuhealth.slurm import control, hold, reason
+from slurm_gpuhealth.slurm import control, hold, reason, remark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,8 +31,22 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
-OUT = ("drained", "held", "admin")
+    Faults = dict[int, Judged]
+    """By row id, as `record.waiting` has them."""
+
+OUT = ("drained", "held", "claimed", "admin")
 """Outcomes after which no new job comes to the node."""
+
+
+@frozen
+class Outcome:
+    word: str
+    detail: str = ""
+    """For people."""
+    held: dict[str, Any] | None = None
+    """Our hold after it, where it is not written down yet."""
+    noted: bool = False
+    """The decision is in the journal already."""
 
 
 def act(settings: Settings, journal: Journal, program: str, node: str, now: float, job: int | None = None) -> str:
@@ -39,59 +54,87 @@ def act(settings: Settings, journal: Journal, program: str, node: str, now: floa
     _tell_shadow(journal, program, now, job)
     if judge.worst(record.waiting(journal).values()) is None:
         return "nothing"
-    turn = _turn(settings)
-    if turn is None:
+    if program == "check" and not journal.get("hold"):
+        _spread(node)
+    lane = turn(settings)
+    if lane is None:
         say(f"{node}: another program of ours waits for Slurm; undecided", error=True)
         return "undecided"
     try:
-        outcome = _decide(settings, journal, program, node, now, job)
-        if outcome == "acked":  # the admin knew of some of it: what is left?
+        for _ in range(4):  # an admin knew of some of it, a claim was settled: what is left?
             outcome = _decide(settings, journal, program, node, now, job)
+            if outcome not in ("acked", "settled"):
+                break
         return outcome
     finally:
-        os.close(turn)
+        os.close(lane)
 
 
 def look_at_hold(settings: Settings, journal: Journal, node: str, now: float) -> NodeRecord | None:
     """Read the node's record and take note of what became of our hold; None, said, when Slurm gives no answer."""
-    turn = _turn(settings)
+    lane = turn(settings)
     try:
         found = control.show_node(settings.slurm, node)
-        if turn is not None:  # else what we read may be older than what another program of ours is doing
+        if lane is not None:  # else what we read may be older than what another program of ours is doing
             follow_hold(settings, journal, found, now)
+            _heed(journal, "check", found, now, None)
         return found
     except (control.SlurmError, ValueError) as error:
         say(f"{node}: {error}")
         return None
     finally:
-        if turn is not None:
-            os.close(turn)
+        if lane is not None:
+            os.close(lane)
 
 
 def follow_hold(settings: Settings, journal: Journal, found: NodeRecord, now: float) -> None:
     """Take note of what became of our hold, or find it again when the journal was lost."""
     ours, kept = found.ours, journal.get("hold")
-    if ours and not kept:
-        journal.put("hold", {"reason": found.reason, "since": found.reason_time or now})
+    if ours and (not kept or kept["reason"] != found.reason):
+        if ours.state != "claim":
+            confirmed(journal, kept)
+        journal.put("hold", {**(kept or {"since": found.reason_time or now}), "reason": found.reason})
     elif kept and not ours:
         journal.together(lambda: _hold_gone(settings, journal, found, kept, now))
 
 
 def _hold_gone(settings: Settings, journal: Journal, found: NodeRecord, kept: dict[str, Any], now: float) -> None:
+    confirmed(journal, kept)
     journal.put("hold", None)
     if found.owner == "admin":
         detail = "an admin holds the node now"
-        _note(journal, now, "check", "taken over", kept["reason"], detail, found.reason, None)
+        note(journal, now, "check", "taken over", kept["reason"], detail, found.reason, None)
         return
-    count = record.acknowledge(journal, now + settings.drain.ack)
+    acks = remark.read_said(found.comment).acks
+    count = record.acknowledge(journal, now + settings.drain.ack, acks)
     detail = f"resumed by an admin: what stands (findings: {count}) is left alone until it is mended"
-    _note(journal, now, "check", "acked", kept["reason"], detail, found.reason, None)
+    note(journal, now, "check", "acked", kept["reason"], detail, found.reason, None)
     say(f"{found.name}: our hold is gone: {detail}")
 
 
-def _turn(settings: Settings) -> int | None:
-    """The lock under which we ask Slurm and believe the answer: fifty prologs that see one fault are one drain."""
-    return lock.take(settings, "slurm", time.monotonic() + 2 * settings.slurm.timeout)
+def confirmed(journal: Journal, kept: dict[str, Any] | None) -> None:
+    """Whatever became of it since: the claim was a drain."""
+    journal.write(
+        "UPDATE decision SET action = 'drained' WHERE id = ? AND action = 'claimed'", (kept or {}).get("decision")
+    )
+    journal.put("adopted", None)
+
+
+def turn(settings: Settings) -> int | None:
+    """The lock under which we ask Slurm and believe the answer: fifty prologs that see one fault are one drain.
+
+    Who has it needs that long, and what a claim waits, unless slurmctld answers again and again, and each time late.
+    """
+    return lock.take(settings, "slurm", time.monotonic() + 2 * settings.slurm.timeout + 2.0)
+
+
+def _spread(node: str) -> None:
+    """A check has time: of many nodes with one fault the later ones then find the budget spent, and write nothing."""
+    import zlib
+
+    from slurm_gpuhealth.ladder import budget
+
+    time.sleep(zlib.crc32(node.encode()) % 1000 / 1000 * budget.SPLAY)
 
 
 def _decide(settings: Settings, journal: Journal, program: str, node: str, now: float, job: int | None) -> str:
@@ -100,69 +143,150 @@ def _decide(settings: Settings, journal: Journal, program: str, node: str, now: 
     worst = judge.worst(faults.values())
     if worst is None:
         return "nothing"
-    outcome, detail, was, held = _try(settings, journal, node, worst, now, job)
-    if outcome == "acked":
-        return outcome
+    was = ""
+    try:
+        before = control.show_node(settings.slurm, node)
+        was = before.reason
+        if journal.get("hold") and not before.ours:
+            follow_hold(settings, journal, before, now)
+            return "acked"
+        if _heed(journal, program, before, now, job):
+            return "acked"
+        outcome = _try(settings, journal, program, before, faults, now, job)
+    except control.ControllerDown as error:
+        outcome = Outcome("undecided", str(error))
+    except (control.SlurmError, ValueError) as error:
+        outcome = Outcome("refused", str(error))
+    if outcome.word in ("acked", "settled"):
+        return outcome.word
 
     def conclude() -> None:
-        if held:
-            journal.put("hold", held)
-        number = _note(journal, now, program, outcome, _words(worst), detail, was, job)
-        if outcome in ("drained", "held"):
+        if outcome.held:
+            journal.put("hold", outcome.held)
+        number = note(journal, now, program, outcome.word, _words(worst), outcome.detail, was, job)
+        if outcome.word in ("drained", "held"):
             record.settle(journal, faults, number)
-        elif outcome in ("admin", "left"):
+        elif outcome.word in ("admin", "left"):
             record.settle(journal, (row for row, one in faults.items() if not one.finding.standing), number)
-        if outcome not in ("drained", "held", "undecided"):
+        if outcome.word not in ("drained", "held", "undecided"):
             journal.put("put-off", now)
 
-    journal.together(conclude)
-    say(f"{node}: {outcome}: {_words(worst)} {worst.finding.message}" + (f" ({detail})" if detail else ""), error=True)
-    return outcome
+    if not outcome.noted:
+        journal.together(conclude)
+    detail = f" ({outcome.detail})" if outcome.detail else ""
+    say(f"{node}: {outcome.word}: {_words(worst)} {worst.finding.message}{detail}", error=True)
+    return outcome.word
+
+
+def _heed(journal: Journal, program: str, found: NodeRecord, now: float, job: int | None) -> bool:
+    """Whether the node's Comment acknowledges faults that wait: those are left alone."""
+    acks = remark.read_said(found.comment).acks
+    until = record.acked(journal, acks, now) if acks else {}
+
+    def leave() -> None:
+        words = ", ".join(f"{fact} until {remark.stamp(when)}" for fact, when in acks.items())
+        number = note(journal, now, program, "acked", words, "acknowledged in the node's Comment", "", job)
+        record.leave(journal, until)
+        record.settle(journal, until, number)
+
+    if until:
+        journal.together(leave)
+    return bool(until)
 
 
 def _try(
-    settings: Settings, journal: Journal, node: str, worst: Judged, now: float, job: int | None
-) -> tuple[str, str, str, dict[str, Any] | None]:
-    """One attempt: outcome, detail for people, Slurm's reason before it, our hold after it."""
-    stopped = ("", "")
+    settings: Settings, journal: Journal, program: str, before: NodeRecord, faults: Faults, now: float, job: int | None
+) -> Outcome:
+    """One attempt on the node whose record is `before`. Raises control.SlurmError."""
+    from slurm_gpuhealth.ladder import entry
 
-    def may_write(before: NodeRecord, plan: hold.Plan) -> bool:
-        nonlocal stopped
-        if journal.get("hold"):
-            follow_hold(settings, journal, before, now)
-            stopped = ("acked", "")
-            return False
-        held, total = control.holds(settings.slurm, settings.drain.nodes)
-        if not hold.within_budget(len(held - {node}), total, settings.drain):
-            stopped = ("over-budget", f"{len(held)} of {total} nodes are held already")
-            return False
-        return True
+    plan, ours, worst = hold.plan_drain(before), before.ours, judge.worst(faults.values())
+    assert worst is not None  # noqa: S101 - for the type checker
+    if ours and ours.state == "claim":
+        return _settle(settings, journal, before)
+    wanted = entry.reason(settings, journal, before, worst, now, job)
+    if ours and entry.is_higher(wanted, ours):
+        higher = replace(wanted, since=ours.since, by=ours.by, to=ours.to, boots=max(wanted.boots, ours.boots))
+        return _became(hold.reword(settings.slurm, before.name, higher), higher, now)
+    if plan.action in ("ours", "leave"):
+        return _became(hold.Change(plan, before, before, done=bool(ours)), wanted, now)
+    return _claim(settings, journal, program, before, faults, wanted, now)
 
-    try:
-        wanted = _reason(worst, now, job)
-        change = hold.take(settings.slurm, node, wanted, may_write)
-        if change.plan.action == "ours" and change.before.ours and _rank(wanted) > _rank(change.before.ours):
-            change = hold.reword(settings.slurm, node, wanted)
-    except control.ControllerDown as error:
-        return "undecided", str(error), "", None
-    except (control.SlurmError, ValueError) as error:
-        return "refused", str(error), "", None
-    was = change.before.reason
-    if stopped[0]:
-        return *stopped, was, None
+
+def _became(change: hold.Change, wanted: Reason, now: float) -> Outcome:
+    """What a change that is no claim has become."""
     if change.plan.action == "leave":
         passing = change.after.base == "UNKNOWN" or change.after != change.before  # soon, it is something else
-        return (
-            "admin" if change.after.owner == "admin" else "undecided" if passing else "left",
-            change.plan.why,
-            was,
-            None,
-        )
-    if not change.done:  # Slurm took it, and somebody changed it since: `follow_hold` finds out what it means
-        held = {"reason": reason.write(wanted), "since": now}
-        return "drained", f"changed at once by somebody: {change.after.reason!r}", was, held
+        word = "admin" if change.after.owner == "admin" else "undecided" if passing else "left"
+        return Outcome(word, change.plan.why)
     held = {"reason": change.after.reason, "since": change.after.reason_time or now}
-    return "held" if change.plan.action == "ours" else "drained", change.plan.why, was, held
+    if change.done:
+        return Outcome("held", change.plan.why, held)
+    # Slurm took it, and somebody changed it since: `follow_hold` finds out what it means.
+    held = {"reason": reason.write(wanted), "since": now}
+    return Outcome("held", f"changed at once by somebody: {change.after.reason!r}", held)
+
+
+def _settle(settings: Settings, journal: Journal, before: NodeRecord) -> Outcome:
+    """A claim that nobody has settled: a program of ours was killed over it, or somebody asks for a test just now."""
+    from slurm_gpuhealth.ladder import claim
+
+    if claim.is_elsewhere(before, time.time()):
+        return Outcome("undecided", f"somebody is just taking it: {before.reason!r}")
+    outcome, why = claim.finish(settings, journal, before.name)
+    if outcome in ("drained", "gone"):
+        return Outcome("settled")
+    return Outcome(outcome, why, noted=True)
+
+
+def _claim(
+    settings: Settings,
+    journal: Journal,
+    program: str,
+    before: NodeRecord,
+    faults: Faults,
+    wanted: Reason,
+    now: float,
+) -> Outcome:
+    """Drain the node if the budget has room, also 2 s later. Raises control.SlurmError where nothing was written."""
+    from slurm_gpuhealth.ladder import claim
+
+    plan, began = hold.plan_drain(before), time.monotonic()
+    written: hold.Change | None = None
+
+    def write() -> bool:
+        nonlocal written
+        adopted = {"fact": wanted.fact, "was": before.reason}  # to be put back, should we be killed after the write
+        journal.put("adopted", adopted if plan.action == "adopt" else None)
+        written = hold.seize(settings.slurm, before.name, replace(wanted, state="claim"), before, plan)
+        if written.plan.action in ("drain", "adopt"):
+            journal.together(lambda: _claimed(journal, program, wanted, before.reason, faults, now))
+        in_time = time.monotonic() - began < settings.slurm.timeout  # who waits for us has no more
+        return written.done and written.plan.action != "ours" and in_time
+
+    try:
+        outcome, why = claim.take(settings, journal, before.name, wanted, write)
+    except control.SlurmError as error:
+        if written is None:
+            raise
+        return Outcome("claimed", str(error), noted=True)
+    if outcome == "gone":
+        follow_hold(settings, journal, control.show_node(settings.slurm, before.name), now)
+        return Outcome("settled")
+    if outcome != "stopped" or written is None:
+        return Outcome(outcome, why or plan.why, noted=written is not None)
+    if written.plan.action in ("ours", "leave"):
+        return _became(written, wanted, now)
+    if written.done:
+        return Outcome("claimed", "slurmctld is slow: the next check settles it", noted=True)
+    return Outcome("drained", f"changed at once by somebody: {written.after.reason!r}", noted=True)
+
+
+def _claimed(journal: Journal, program: str, wanted: Reason, was: str, faults: Faults, now: float) -> None:
+    """The faults have their decision, which ladder/claim.py confirms or takes back."""
+    number = note(journal, now, program, "claimed", in_words(wanted), "", was, wanted.job)
+    journal.put("hold", {"reason": reason.write(replace(wanted, state="claim")), "since": now, "decision": number})
+    record.settle(journal, faults, number)
 
 
 def _tell_shadow(journal: Journal, program: str, now: float, job: int | None) -> None:
@@ -170,26 +294,9 @@ def _tell_shadow(journal: Journal, program: str, now: float, job: int | None) ->
     faults = record.waiting(journal, "shadow")
     worst = judge.worst(faults.values())
     if worst:
-        number = _note(journal, now, program, "would-drain", _words(worst), "shadow mode", "", job)
+        number = note(journal, now, program, "would-drain", _words(worst), "shadow mode", "", job)
         record.settle(journal, faults, number)
         say(f"shadow mode: would drain: {_words(worst)} {worst.finding.message}")
-
-
-def _reason(worst: Judged, now: float, job: int | None) -> Reason:
-    finding, gpu = worst.finding, worst.finding.gpu or Gpu()
-    level = finding.details.get("level") if finding.source == "dcgm" else None
-    serial = "".join(c for c in gpu.serial or "" if c in reason.WORD)[:32]
-    return reason.Reason(
-        fact=reason.fact(finding.source, finding.code),
-        gpu=gpu.index,
-        rung=f"L{level}" if level else worst.rung or "L3",
-        state="fail" if level else "queued",
-        pci=gpu.pci or "" if worst.rung == "RMA" else "",
-        serial=serial if worst.rung == "RMA" else "",
-        since=reason.stamp(now),
-        job=job,
-        next=worst.rung if level else "",
-    )
 
 
 def _words(worst: Judged) -> str:
@@ -199,16 +306,17 @@ def _words(worst: Judged) -> str:
     return f"{reason.fact(worst.finding.source, worst.finding.code)} GPU{index} {worst.rung}".strip()
 
 
-def _rank(one: Reason) -> int:
-    return RUNGS.index(one.next or one.rung)
+def in_words(ours: Reason) -> str:
+    """As `_words`, of a reason."""
+    return f"{ours.fact} GPU{'*' if ours.gpu is None else ours.gpu} {ours.next or ours.rung}"
 
 
-def _note(
+def note(
     journal: Journal, now: float, program: str, action: str, words: str, detail: str, was: str, job: int | None
 ) -> int:
     """A row in the decision table; the same decision again and again is one row."""
     last = journal.one("SELECT id, action, reason, result, was FROM decision ORDER BY id DESC LIMIT 1")
-    if last and last[1:] == (action, words, detail, was) and action != "drained":
+    if last and last[1:] == (action, words, detail, was) and action not in ("drained", "claimed"):
         journal.write("UPDATE decision SET time = ? WHERE id = ?", now, last[0])
         return int(last[0])
     return journal.write(

@@ -12,10 +12,11 @@ from slurm_gpuhealth import jobs
 from slurm_gpuhealth.findings import RUNGS, Finding, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.judge import Judged, identity, judge
+from slurm_gpuhealth.slurm.reason import fact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
     from slurm_gpuhealth.journal import Journal
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 COLUMNS = (
     "id, time, source, code, severity, rung, mode, uuid, pci, gpu, serial, message, standing, count, details, job, uid"
 )
+
+NO_ACKS: Mapping[str, float] = {}
 
 
 def keep(journal: Journal, settings: Settings, findings: Iterable[Finding], now: float) -> list[Judged]:
@@ -89,12 +92,32 @@ def clear(
             journal.write("UPDATE finding SET cleared = ? WHERE id = ?", now, row[0])
 
 
-def acknowledge(journal: Journal, until: float) -> int:
-    """An admin took our hold away: what it was about is left alone until mended or `until`. How much still stands."""
+def reopen(journal: Journal, decision: int) -> None:
+    """That decision was taken back: what it was about waits again."""
+    journal.write("UPDATE finding SET acted = NULL WHERE acted = ?", decision)
+
+
+def acknowledge(journal: Journal, until: float, acks: Mapping[str, float] = NO_ACKS) -> int:
+    """An admin took our hold away: what it was about is left alone until mended or `until`. How much still stands.
+
+    `acks`: a fact → its own time.
+    """
     which = "acted > 0 AND mode = 'enforce' AND cleared IS NULL"
-    count = int(journal.one(f"SELECT count(*) FROM finding WHERE standing AND {which}")[0])  # noqa: S608 - a constant
-    journal.write(f"UPDATE finding SET acked = ?, mode = 'acked' WHERE {which}", until)  # noqa: S608
-    return count
+    rows = list(journal.rows(f"SELECT id, source, code, standing FROM finding WHERE {which}"))  # noqa: S608 - a constant
+    leave(journal, {row[0]: acks.get(fact(row[1], row[2]), until) for row in rows})
+    return sum(row[3] for row in rows)
+
+
+def acked(journal: Journal, acks: Mapping[str, float], now: float) -> dict[int, float]:
+    """The faults that wait although an admin has acknowledged their fact: row id → until."""
+    facts = {row: fact(one.finding.source, one.finding.code) for row, one in waiting(journal).items()}
+    return {row: acks[name] for row, name in facts.items() if acks.get(name, 0) > now}
+
+
+def leave(journal: Journal, until: Mapping[int, float]) -> None:
+    """These findings are left alone until their time."""
+    for row, when in until.items():
+        journal.write("UPDATE finding SET acked = ?, mode = 'acked' WHERE id = ?", when, row)
 
 
 def identify(gpu: Gpu, known: Sequence[dict[str, Any]]) -> Gpu:

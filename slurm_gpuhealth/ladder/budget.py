@@ -1,13 +1,13 @@
 """How many nodes may be held: one question, answered from all nodes' reasons. Pure: no I/O.
 
 Nodes decide without a coordinator. Each writes its drain as a claim, waits, reads all reasons once, and asks for a
-place: before it are the confirmed holds and the claims that are older (slurmctld's second, then the name). Two
-nodes that ask at once see the same order, so never more than fit are confirmed; and a confirmed one is never evicted.
+place: before it are the confirmed holds and the claims that are older (slurmctld's second, then the name). Who is
+before me had written when I read, so never more than fit are confirmed; and a confirmed one is never evicted.
 """
 
 from __future__ import annotations
 
-import calendar
+import math
 import time
 
 from slurm_gpuhealth.frozen import frozen
@@ -27,6 +27,12 @@ LOST = ("Xid79", "lost", "count")
 """Facts that say: a GPU is gone. No bug of a check makes them, so they don't use up what waits for a diagnosis."""
 SETTLE = 2.0
 """Seconds between writing a claim and asking for its place: slurmctld keeps whole seconds."""
+SPLAY = 2.0
+"""Seconds over which checks that see a fault at the same time spread their claims, by the node's name."""
+ABANDONED = 1200.0
+"""Seconds after which a claim that nobody settles counts no more: its node died over it. Its own node makes it anew
+after RENEW seconds. The clocks of the two differ by less than 300 s, or munge would let neither speak to slurmctld."""
+RENEW = 300.0
 
 
 @frozen
@@ -48,23 +54,28 @@ def kind(ours: Reason) -> Kind:
 
 def place(mine: Hold, holds: Iterable[Hold], total: int, settings: Settings, now: float) -> Place:
     """Whether the claim `mine` fits. Before it is written: with an infinite `time`, which is after every claim."""
-    others = [
-        hold
-        for hold in holds
-        if hold.node != mine.node and (hold.ours.state != "claim" or (hold.time, hold.node) < (mine.time, mine.node))
-    ]
+    others = [hold for hold in holds if hold.node != mine.node and _before(hold, mine, now)]
     limits, which = settings.drain, kind(mine.ours)
     counts = {name: sum(kind(hold.ours) == name for hold in others) for name in ("sweep", "lost", "confirmed", "new")}
-    recent = sum(now - (began(hold.ours, now) or hold.time) < 3600 for hold in others)
+    recent = sum(now - (began(hold.ours, now) or hold.time) < 3600 for hold in others if kind(hold.ours) != "sweep")
     share = {"sweep": settings.sweep.budget, "lost": limits.lost, "confirmed": limits.confirmed, "new": limits.budget}
     floor = 1 if which == "sweep" else limits.floor
     if counts[which] + 1 > most(total, share[which], floor):
         return Place(False, f"{counts[which]} of {total} nodes are held already ({WORDS[which]})")
     if which != "confirmed" and counts["confirmed"] >= most(total, limits.confirmed, 2 * limits.floor):
         return Place(False, f"diagnoses have confirmed faults on {counts['confirmed']} of {total} nodes: look at them")
-    if recent + 1 > most(total, limits.per_hour, 2 * limits.floor):
+    if which != "sweep" and recent + 1 > most(total, limits.per_hour, 2 * limits.floor):
         return Place(False, f"{recent} nodes were drained in the last hour")
     return Place(True)
+
+
+def _before(hold: Hold, mine: Hold, now: float) -> bool:
+    """Whether this hold comes before the claim `mine`. Of a claim whose time can't be read: both say yes."""
+    if hold.ours.state != "claim":
+        return True
+    if hold.time and now - hold.time > ABANDONED:
+        return False
+    return (hold.time, hold.node) < (mine.time or math.inf, mine.node)
 
 
 WORDS = {
@@ -84,6 +95,8 @@ def began(ours: Reason, now: float) -> float:
     """When the hold began, by its `since`, which has no year; 0.0 without one."""
     if not ours.since:
         return 0.0
+    import calendar
+
     year = time.gmtime(now).tm_year
     for guess in (year, year - 1):
         try:

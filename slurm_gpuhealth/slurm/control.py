@@ -144,11 +144,17 @@ def gres_map(slurm: settings.Slurm, name: str) -> tuple[tuple[str, ...], ...]:
         raise Refused("slurmd -G", 0, str(error)) from None
 
 
-def holds(slurm: settings.Slurm, group: str = "") -> tuple[list[records.Hold], int]:
-    """Our holds, claims included, and the number of nodes in `group` (a hostlist; "": all with GPUs). One call."""
+def holds(slurm: settings.Slurm, group: str = "", name: str = "") -> tuple[list[records.Hold], int]:
+    """Our holds, claims included, and the number of nodes in `group` (a hostlist; "": all with GPUs). One call.
+
+    Refused when the node `name` is not one of them: no limit would hold for it.
+    """
     which = ["-n", group] if group else []
     text = _ask(slurm, slurm.sinfo, "-h", "-a", "-N", "-o", "%N|%G|%H|%E", *which)
-    return records.parse_holds(text, every=bool(group))
+    try:
+        return records.parse_holds(text, every=bool(group), one=name)
+    except ValueError as error:
+        raise Refused("drain.nodes", 0, f"{error} by the budget (drain.nodes is {group!r}; empty: Gres=gpu)") from None
 
 
 def jobs(slurm: settings.Slurm, name: str) -> list[tuple[str, str, float]]:

@@ -103,7 +103,12 @@ def take(
         return Change(plan, before, before, done=plan.action == "ours")
     if not note(before, plan):
         return Change(Plan("leave", "the caller said no"), before, before, done=False)
-    latest = control.show_node(slurm, name)  # `note` may have taken seconds: an admin's change of that time stands
+    return seize(slurm, name, reason, before, plan)
+
+
+def seize(slurm: settings.Slurm, name: str, reason: Reason, before: NodeRecord, plan: Plan) -> Change:
+    """Drain the node if it still is as in `before`, which may be seconds old: an admin's change of that time stands."""
+    latest = control.show_node(slurm, name)
     if (latest.reason, plan_drain(latest)) != (before.reason, plan):
         plan = plan_drain(latest)
         if plan.action != "ours":
@@ -173,12 +178,3 @@ def _keep_text(slurm: settings.Slurm, record: NodeRecord, text: str) -> NodeReco
 def _says(record: NodeRecord, reason: Reason) -> bool:
     """Whether the hold is ours with this reason; a long user name is cut in Slurm, so the texts are compared."""
     return record.ours is not None and reasons.write(record.ours) == reasons.write(reason)
-
-
-def within_budget(held: int, total: int, limits: settings.Drain) -> bool:
-    """Whether one more of `total` nodes may be held. Asked before a drain only, never before giving a node back.
-
-    The floor comes first: a share of a small cluster is less than one node. A share is rounded down, so that 5 % of 39
-    nodes is one. A floor of 0 and a share of 0 hold nothing.
-    """
-    return held + 1 <= max(limits.floor, int(limits.budget * total + 1e-9))

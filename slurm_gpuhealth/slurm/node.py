@@ -201,11 +201,11 @@ def expand(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def parse_holds(text: str, every: bool) -> tuple[list[Hold], int]:
+def parse_holds(text: str, every: bool, one: str = "") -> tuple[list[Hold], int]:
     """`sinfo -h -a -N -o '%N|%G|%H|%E'`: the nodes that we hold, and how many nodes there are.
 
-    `every` counts nodes without GPUs too. A node is listed once a partition; a reason with a newline goes on in the
-    next line, and is then none of ours.
+    `every` counts nodes without GPUs too. ValueError where the node `one` is not among those counted. A node is listed
+    once a partition; a reason with a newline goes on in the next line, and is then none of ours.
     """
     seen: dict[str, str] = {}
     times: dict[str, float] = {}
@@ -220,6 +220,8 @@ def parse_holds(text: str, every: bool) -> tuple[list[Hold], int]:
                 seen[name], times[name] = reason, _seconds(when)
         elif name:
             seen[name] += f"\n{line}"
+    if one and one not in seen:
+        raise ValueError(f"{one} is not among the {len(seen)} nodes that are counted")
     read = {node: reasons.parse(reason) for node, reason in seen.items()}
     return [Hold(node, ours, times[node]) for node, ours in read.items() if ours], len(seen)
 

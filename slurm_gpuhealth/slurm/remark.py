@@ -8,7 +8,6 @@ Both outlive a resume, a reboot and the node's own journal. A part of ours begin
 
 from __future__ import annotations
 
-import calendar
 import time
 
 from slurm_gpuhealth.frozen import frozen
@@ -113,6 +112,8 @@ def stamp(when: float) -> str:
 
 def read_stamp(text: str) -> float:
     """Seconds since the epoch; raises ValueError."""
+    import calendar
+
     return float(calendar.timegm(time.strptime(text, TIME)))
 
 

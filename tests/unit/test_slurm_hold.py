@@ -175,24 +175,6 @@ def test_our_hold_is_given_back_with_undrain(stand):
     assert stand.writes == ["update NodeName=n1 State=UNDRAIN"]
 
 
-@pytest.mark.parametrize(
-    ("held", "total", "share", "floor", "fits"),
-    [
-        (0, 4, 0.05, 2, True),  # 5 % of 4 is less than one: the floor
-        (1, 4, 0.05, 2, True),
-        (2, 4, 0.05, 2, False),
-        (4, 100, 0.05, 2, True),
-        (5, 100, 0.05, 2, False),
-        (1, 39, 0.05, 1, False),  # rounded down
-        (28, 100, 0.29, 0, True),  # 0.29 * 100 is 28.999999999999996
-        (29, 100, 0.29, 0, False),
-        (0, 100, 0.0, 0, False),
-    ],
-)
-def test_the_budget_is_a_share_with_a_floor(held, total, share, floor, fits):
-    assert hold.within_budget(held, total, settings.Drain(budget=share, floor=floor)) == fits
-
-
 @pytest.mark.parametrize("name", ["", "ALL", "all", "n[1-500]", "n1,n2", "n1 State=DOWN", "-x\n"])
 def test_a_name_that_means_more_than_one_node_is_never_sent(stand, name):
     with pytest.raises(ValueError, match="not the name of one node"):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpuhealth.slurm import node
+from slurm_gpuhealth.slurm.reason import parse
 
 CORPUS = Path(__file__).parents[1] / "corpus/slurm"
 VERSIONS = ("22.05", "24.11", "25.11", "26.05")
@@ -203,15 +204,26 @@ def test_an_absurd_range_is_an_error():
 
 def test_holds_count_each_node_once_and_only_ours():
     text = (
-        f"n1|gpu:h100:8|{OURS}\nn1|gpu:h100:8|{OURS}\nn2|gpu:8|admin|x\nn3|(null)|{OURS}\nn4|craynetwork:4,gpu:8|none\n"
+        f"n1|gpu:h100:8|100|{OURS}\nn1|gpu:h100:8|100|{OURS}\nn2|gpu:8|7|admin|x\nn3|(null)|101|{OURS}\n"
+        "n4|craynetwork:4,gpu:8|Unknown|none\n"
     )
-    assert node.parse_holds(text, every=False) == ({"n1"}, 3)
-    assert node.parse_holds(text, every=True) == ({"n1", "n3"}, 4)
+    n1, n3 = (node.Hold(name, parse(OURS), when) for name, when in (("n1", 100.0), ("n3", 101.0)))
+    assert node.parse_holds(text, every=False) == ([n1], 3)
+    assert node.parse_holds(text, every=True) == ([n1, n3], 4)
 
 
 def test_a_hold_with_an_admins_second_line_is_not_ours():
-    text = (CORPUS / "22.05/sinfo_newline_in_reason.txt").read_text()
-    assert node.parse_holds(text, every=False) == ({"n4"}, 4)
+    lines = (CORPUS / "22.05/sinfo_newline_in_reason.txt").read_text().splitlines(keepends=True)
+    timed = [line.replace(":8|", ":8|1795211587|") if line.startswith("n") else line for line in lines]
+    holds, total = node.parse_holds("".join(timed), every=False)
+    assert ([(one.node, one.time) for one in holds], total) == ([("n4", 1795211587.0)], 4)
+
+
+def test_a_node_that_the_budget_does_not_count_is_told_so():
+    text = f"n1|gpu:8|100|{OURS}\nn3|(null)|101|{OURS}\n"
+    assert node.parse_holds(text, every=True, one="n3")[1] == 2
+    with pytest.raises(ValueError, match="n3 is not among the 1 nodes"):
+        node.parse_holds(text, every=False, one="n3")
 
 
 RECORD = (

@@ -18,6 +18,10 @@ EXAMPLES = {
         "memory", 3, "L4", "fail", pci="0000:5d:00", serial="1652823055571", next="RMA"
     ),
     "gpuhealth:asked GPU* L3 queued by=alice": Reason("asked", None, "L3", "queued", by="alice"),
+    "gpuhealth:Xid79 GPU3 reboot claim": Reason("Xid79", 3, "reboot", "claim"),
+    "gpuhealth:Xid79 GPU3 L3 running to=L4 try=2 boots=1": Reason(
+        "Xid79", 3, "L3", "running", to="L4", attempt=2, boots=1
+    ),
 }
 WORDS = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=10)
 REASONS = st.builds(
@@ -31,6 +35,9 @@ REASONS = st.builds(
     since=st.just("") | st.from_regex(r"[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}Z", fullmatch=True),
     job=st.none() | st.integers(1, (1 << 64) - 1),
     next=st.just("") | st.sampled_from(RUNGS),
+    to=st.just("") | st.sampled_from(RUNGS),
+    attempt=st.integers(1, 99),
+    boots=st.integers(0, 99),
     by=st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
 )
 
@@ -80,6 +87,9 @@ def test_no_text_breaks_the_parser(text):
         "gpuhealth:Xid79 GPU3 L1 fail next=L3 job=1",
         "gpuhealth:Xid79 GPU3 L1 fail job=01",
         "gpuhealth:Xid79 GPU3 L1 fail by=%61",
+        "gpuhealth:Xid79 GPU3 L1 fail try=1",
+        "gpuhealth:Xid79 GPU3 L1 fail boots=0",
+        "gpuhealth:Xid79 GPU3 L1 fail boots=1 try=2",
         "gpuhealth:Xid79 GPU3 L1  fail",
         "gpuhealth:Xid79 GPU٣ L1 fail",
         "gpuhealth:Xid79 GPU3 L9 fail",
@@ -98,6 +108,7 @@ def test_what_is_not_exactly_as_written_is_not_ours(text):
     [
         {"fact": ""}, {"fact": "row-remap-failed"}, {"fact": "a b"}, {"gpu": -1}, {"rung": "L5"}, {"state": "odd"},
         {"pci": "0000:5D:00"}, {"pci": "x"}, {"serial": "a|b"}, {"since": "now"}, {"job": 0}, {"next": "L5"},
+        {"to": "L5"}, {"attempt": 0}, {"attempt": 100}, {"boots": -1}, {"boots": 100},
     ],
 )  # fmt: skip
 def test_what_does_not_fit_the_format_is_not_written(bad):

@@ -1,0 +1,238 @@
+"""A claim on the budget: a drain that is confirmed or undone two seconds later. Killed anywhere, it is finished later.
+
+    count ──no room──▶ over-budget, nothing was written
+      │
+    claim (drained, `claim` in the reason) ──▶ wait ──▶ count ──room──▶ confirm: `queued` or `fail`, a hold
+      │                                         ▲         └──none──▶ undo: over-budget
+      └──killed, no answer──▶ the next check ───┘
+
+The order of the calls is a generator, which a model of 1,000 nodes drives in tests as this module does on a node.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+
+from slurm_gpuhealth import record as findings
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.ladder import budget, climb
+from slurm_gpuhealth.say import say
+from slurm_gpuhealth.slurm import control, hold
+from slurm_gpuhealth.slurm import reason as reasons
+from slurm_gpuhealth.slurm.node import Hold
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from typing import Any
+
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.node import NodeRecord
+    from slurm_gpuhealth.slurm.reason import Reason
+
+    Steps = Generator[tuple[str, str], Any, tuple[str, str]]
+    """Yields `count`, `claim`, `wait`, `renew`, `confirm` or `undo`, and why; is sent the answer. Outcome and why."""
+
+ELSEWHERE = 30.0
+"""Seconds for which a claim that somebody asked for belongs to the program that wrote it, on another host."""
+
+
+def claiming(node: str, wanted: Reason, settings: Settings, clock: Callable[[], float]) -> Steps:
+    """From nothing to a hold: `drained`, `over-budget`, `refused`, `gone` (somebody changed it), `stopped`."""
+    counted = yield "count", ""
+    if isinstance(counted, str):
+        return "refused", counted
+    holds, total = counted
+    room = budget.place(Hold(node, wanted, math.inf), holds, total, settings, clock())
+    if not room.fits:
+        return "over-budget", room.why
+    if not (yield "claim", ""):
+        return "stopped", ""
+    return (yield from settling(node, settings, clock))
+
+
+def settling(node: str, settings: Settings, clock: Callable[[], float]) -> Steps:
+    """From a claim that stands to a hold, or back: as `claiming`. One that is old is made anew first."""
+    for renewed in (False, True):
+        yield "wait", ""
+        counted = yield "count", ""
+        if isinstance(counted, str):
+            yield "undo", counted
+            return "refused", counted
+        holds, total = counted
+        mine = next((one for one in holds if one.node == node and one.ours.state == "claim"), None)
+        if mine is None:
+            return "gone", ""
+        old = abs(clock() - mine.time) > budget.RENEW
+        if renewed or not old:
+            break
+        if not (yield "renew", ""):
+            return "gone", ""
+    assert mine is not None  # noqa: S101 - for the type checker
+    room = budget.place(replace(mine, time=math.inf) if old else mine, holds, total, settings, clock())
+    if not room.fits:
+        return ("over-budget", room.why) if (yield "undo", room.why) else ("gone", "")
+    return ("drained", "") if (yield "confirm", "") else ("gone", "")
+
+
+def take(settings: Settings, journal: Journal, node: str, wanted: Reason, write: Callable[[], bool]) -> tuple[str, str]:
+    """Claim and settle, under the caller's lock: outcome, why. `write` writes the claim. Raises control.SlurmError."""
+    return _drive(claiming(node, wanted, settings, time.time), settings, journal, node, write)
+
+
+def finish(settings: Settings, journal: Journal | None, node: str, wait: float | None = None) -> tuple[str, str]:
+    """Settle the claim on the node, under the caller's lock: outcome, why. Raises control.SlurmError."""
+    return _drive(settling(node, settings, time.time), settings, journal, node, wait=wait)
+
+
+def settle(
+    settings: Settings,
+    journal: Journal | None,
+    node: str,
+    record: NodeRecord,
+    now: float,
+    wait: float | None = None,
+) -> str:
+    """Finish a claim that is found on the node's record: `drained`, `over-budget`, `refused`, `gone`, `undecided`.
+
+    From another host without a journal. `wait`: seconds to wait first, 0 where the claim was written SETTLE ago.
+    """
+    from slurm_gpuhealth import act
+
+    ours = record.ours
+    if ours is None or ours.state != "claim":
+        return "gone"
+    if journal and is_elsewhere(record, now):
+        return "undecided"
+    turn = act.turn(settings) if journal else None
+    if journal and turn is None:
+        return "undecided"
+    try:
+        outcome, why = finish(settings, journal, node, wait)
+        if journal and outcome == "gone":
+            act.follow_hold(settings, journal, control.show_node(settings.slurm, node), now)
+        if journal:
+            say(f"{node}: {outcome}: {record.reason}" + (f" ({why})" if why else ""), error=True)
+        return outcome
+    except (control.SlurmError, ValueError) as error:
+        say(f"{node}: {error}; the claim is settled at the next check")
+        return "undecided"
+    finally:
+        if turn is not None:
+            os.close(turn)
+
+
+def is_elsewhere(record: NodeRecord, now: float) -> bool:
+    """Whether a claim that is found belongs to a program on another host, which settles it just now."""
+    return bool(record.ours and record.ours.by) and abs(now - record.reason_time) < ELSEWHERE
+
+
+def _drive(
+    steps: Steps,
+    settings: Settings,
+    journal: Journal | None,
+    node: str,
+    write: Callable[[], bool] = lambda: False,
+    wait: float | None = None,
+) -> tuple[str, str]:
+    """Do what the steps say, on real Slurm."""
+    answer: Any = None
+    while True:
+        try:
+            verb, why = steps.send(answer)
+        except StopIteration as end:
+            outcome, why = end.value
+            return outcome, why
+        if verb == "count":
+            answer = _count(settings, node)
+        elif verb == "claim":
+            answer = write()
+        elif verb == "wait":
+            time.sleep(budget.SETTLE if wait is None else wait)
+            wait = None
+        elif verb == "renew":
+            answer = _renew(settings, node)
+        else:
+            answer = _confirm(settings, journal, node) if verb == "confirm" else _undo(settings, journal, node, why)
+
+
+def _count(settings: Settings, node: str) -> tuple[list[Hold], int] | str:
+    try:
+        return control.holds(settings.slurm, settings.drain.nodes, node)
+    except control.Refused as error:
+        return str(error)
+
+
+def _claim_of(settings: Settings, node: str) -> tuple[NodeRecord, Reason] | None:
+    """The node's record and our claim; None when somebody has changed it."""
+    record = control.show_node(settings.slurm, node)
+    return (record, record.ours) if record.ours and record.ours.state == "claim" else None
+
+
+def _renew(settings: Settings, node: str) -> bool:
+    """Give an old claim a new time: the same text would keep the old one."""
+    found = _claim_of(settings, node)
+    if found:
+        control.set_reason(settings.slurm, node, replace(found[1], since=reasons.stamp(time.time()), tail=()))
+    return bool(found)
+
+
+def _confirm(settings: Settings, journal: Journal | None, node: str) -> bool:
+    found = _claim_of(settings, node)
+    if not found:
+        return False
+    record, ours = found
+    since = record.reason_time or time.time()
+    wanted = replace(ours, state="fail" if ours.next else "queued", since=reasons.stamp(since), tail=())
+    control.set_reason(settings.slurm, node, wanted)
+    if journal:
+        journal.together(lambda: _is_held(journal, wanted, since))
+    return True
+
+
+def _is_held(journal: Journal, ours: Reason, since: float) -> None:
+    """The claim's decision is a drain now, and the hold no longer a claim."""
+    from slurm_gpuhealth import act
+
+    kept = journal.get("hold") or {}
+    if not kept.get("decision"):
+        detail = "a claim was found, and confirmed"
+        act.note(journal, time.time(), "check", "drained", act.in_words(ours), detail, "", ours.job)
+    act.confirmed(journal, kept)
+    journal.put("hold", {"reason": reasons.write(ours), "since": since})
+
+
+def _undo(settings: Settings, journal: Journal | None, node: str, why: str) -> bool:
+    """Give an unconfirmed claim back: what it was about waits again. The journal first, or this would be read as an
+    admin's ack."""
+    found = _claim_of(settings, node)
+    if not found:
+        return False
+    ours = found[1]
+    if journal:
+        journal.together(lambda: _is_given_up(journal, ours, why))
+    adopted = journal.get("adopted") if journal else None
+    if adopted and adopted["fact"] == ours.fact:
+        control.set_text(settings.slurm, node, adopted["was"])
+    else:
+        hold.give_back(settings.slurm, node)
+    if journal:
+        journal.put("adopted", None)
+    return True
+
+
+def _is_given_up(journal: Journal, ours: Reason, why: str) -> None:
+    from slurm_gpuhealth import act
+
+    number = (journal.get("hold") or {}).get("decision")
+    journal.put("hold", None)
+    if number:
+        journal.write("UPDATE decision SET action = 'over-budget', result = ? WHERE id = ?", why, number)
+        findings.reopen(journal, number)
+    elif ours.fact not in climb.ON_REQUEST:
+        act.note(journal, time.time(), "check", "over-budget", act.in_words(ours), why, "", ours.job)
+    if ours.fact not in climb.ON_REQUEST:
+        journal.put("put-off", time.time())

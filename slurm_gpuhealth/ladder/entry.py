@@ -1,0 +1,57 @@
+"""Where a fault enters the ladder: the reason that it calls for on this node, with this node's past."""
+
+from __future__ import annotations
+
+from slurm_gpuhealth.findings import RUNGS, Gpu
+from slurm_gpuhealth.ladder import climb, state
+from slurm_gpuhealth.slurm import reason as reasons
+from slurm_gpuhealth.slurm import remark
+from slurm_gpuhealth.slurm.reason import Reason
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.judge import Judged
+    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.node import NodeRecord
+
+
+def reason(
+    settings: Settings, journal: Journal, record: NodeRecord, worst: Judged, now: float, job: int | None
+) -> Reason:
+    """The reason for `worst`: `queued` at its rung, or `L1 fail next=RUNG` where DCGM found it."""
+    finding, gpu = worst.finding, worst.finding.gpu or Gpu()
+    level = finding.details.get("level") if finding.source == "dcgm" else None
+    fact = reasons.fact(finding.source, finding.code)
+    backs, boots = _past(journal, record, fact, gpu.index, now - settings.ladder.window)
+    rung = climb.entry(worst.rung or "L3", backs)
+    return Reason(
+        fact=fact,
+        gpu=gpu.index,
+        rung=f"L{level}" if level else rung,
+        state="fail" if level else "queued",
+        pci=gpu.pci or "" if rung == "RMA" else "",
+        serial="".join(c for c in gpu.serial or "" if c in reasons.WORD)[:32] if rung == "RMA" else "",
+        since=reasons.stamp(now),
+        job=job,
+        next=rung if level else "",
+        boots=boots,
+    )
+
+
+def is_higher(one: Reason, than: Reason) -> bool:
+    """Whether a fault's reason is to replace that of a hold. Not while a rung runs: its end looks at all faults."""
+    return than.state != "running" and RUNGS.index(one.next or one.rung) > RUNGS.index(than.next or than.rung)
+
+
+def _past(journal: Journal, record: NodeRecord, fact: str, gpu: int | None, since: float) -> tuple[int, int]:
+    """How often the node came back fit from this fact on this GPU, and how often the ladder rebooted it.
+
+    A node without a disk knows it from its record alone.
+    """
+    backs, boots = state.history(journal, Reason(fact, gpu, "L3", "queued"), since)
+    last = remark.read_result(record.extra)
+    if last and last.at >= since:
+        boots = max(boots, last.boots)
+        backs = max(backs, last.backs if (last.fact, last.gpu) == (fact, gpu) else 0)
+    return backs, min(boots, 99)
