@@ -1,0 +1,202 @@
+"""The ladder on real Slurm: a drained node proves itself fit or broken, by itself."""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_gpuhealth.slurm import remark
+from tests.daemons import until
+from tests.fakes import node as fakes
+from tests.lab import Lab, fresh
+
+TO_LEVEL_3 = """
+[[policy]]
+finding = "xid:119"
+severity = "fault"
+rung = "L3"
+"""
+
+
+@pytest.fixture(scope="module")
+def shared_lab():
+    if os.geteuid() != 0:
+        pytest.skip("a real Slurm cluster needs root")
+    with Lab(fresh("ladder"), nodes=3, gpus=8, health_interval=4, floor=3, poll="10s") as lab:
+        for node in lab.names:
+            scale(lab, node, 0.004)  # level 3 takes 3.6 s, level 4 14 s
+        yield lab
+    if not os.environ.get("KEEP"):
+        shutil.rmtree(lab.lab)
+
+
+@pytest.fixture
+def lab(shared_lab):
+    yield shared_lab
+    shared_lab.cancel_all()
+    shared_lab.heal()
+    for node in shared_lab.names:
+        scale(shared_lab, node, 0.004)
+
+
+def scale(lab, node, factor):
+    folder = str(lab.lab / "nodes" / node)
+    scenario = fakes.load(folder)
+    scenario["dcgm"]["time_scale"] = factor
+    fakes.save(folder, scenario)
+
+
+def fault(lab, node):
+    """An event that the policy here sends to level 3."""
+    lab.configure(TO_LEVEL_3)
+    lab.inject(node, "xid", 119, "--gpu", 3)
+
+
+def result(lab, node):
+    """Our line in the node's Extra."""
+    return remark.read_result(lab.node(node).partition(" Extra=")[2])
+
+
+def steps(lab, node):
+    return lab.rows(node, "SELECT rung, outcome, follows FROM step ORDER BY id")
+
+
+def until_back(lab, node, timeout=90):
+    until(lambda: lab.state(node) == "IDLE" and result(lab, node), f"{node} back in service", timeout)
+
+
+def worker(lab, node):
+    """The pid of the node's worker; 0 without one."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = f"SLURMD_NODENAME={node}".encode() in (folder / "environ").read_bytes().split(b"\0")
+            if ours and b"slurm_gpuhealth.ladder.worker" in (folder / "cmdline").read_bytes():
+                return int(folder.name)
+        except OSError:
+            continue
+    return 0
+
+
+def test_a_fault_that_level_3_does_not_confirm_ends_in_service_again(lab):
+    fault(lab, "n1")
+    lab.until_reason("n1", "gpuhealth:Xid119 GPU3 L3")
+    lab.until_reason("n1", "L3 running")
+    until_back(lab, "n1")
+    assert steps(lab, "n1") == [("L3", "pass", "back")]
+    found = result(lab, "n1")
+    assert (found.rung, found.outcome, found.fact, found.gpu, found.next, found.backs) == (
+        *("L3", "pass", "Xid119", 3, "back", 1),
+    )
+    job = lab.submit("sleep 1", gres="gpu:8", nodelist="n1")
+    lab.wait(job, "COMPLETED")
+    assert lab.state("n1") == "IDLE"
+    assert "acked" not in {row[0] for row in lab.rows("n1", "SELECT mode FROM finding")}
+
+
+def test_a_gpu_that_fails_level_3_and_4_ends_at_rma_with_its_address_and_serial(lab):
+    lab.inject("n2", "dcgm", "memory", 80, "--gpu", 5, "--level", 2)
+    gpu = fakes.load(str(lab.lab / "nodes/n2"))["gpus"][5]
+    job = lab.submit("exit 1", gres="gpu:8", nodelist="n2")
+    lab.wait(job, "FAILED")
+    text = lab.until_reason("n2", "next=RMA", 120)
+    assert f"GPU5 L4 fail {gpu['pci']}.0 serial={gpu['serial']}" in text
+    until(lambda: lab.rows("n2", "SELECT bundle FROM step WHERE rung = 'RMA' AND bundle != ''"), "the evidence")
+    assert [row[:2] for row in steps(lab, "n2")][-3:] == [("L3", "fail"), ("L4", "fail"), ("RMA", "fail")]
+    assert result(lab, "n2").test == "memory"
+    assert "DRAIN" in lab.state("n2")
+
+
+def test_the_worker_killed_in_mid_rung_is_followed_by_another_which_runs_the_rung_once_more(lab):
+    scale(lab, "n1", 0.02)
+    fault(lab, "n1")
+    lab.until_reason("n1", "L3 running")
+    until(lambda: lab.journal("n1", "ladder-child"), "a diagnostic that runs")
+    os.kill(worker(lab, "n1"), signal.SIGKILL)
+    lab.until_reason("n1", "L3 running since", 30)
+    lab.until_reason("n1", "try=2", 30)
+    until_back(lab, "n1")
+    assert [row[:2] for row in steps(lab, "n1")] == [("L3", "cut short"), ("L3", "pass")]
+
+
+def test_a_lost_journal_does_not_lose_the_way(lab):
+    scale(lab, "n1", 0.02)
+    fault(lab, "n1")
+    lab.until_reason("n1", "L3 running")
+    os.kill(worker(lab, "n1"), signal.SIGKILL)
+    shutil.rmtree(lab.lab / "nodes/n1/state")
+    until_back(lab, "n1")
+    assert result(lab, "n1").outcome == "pass"
+
+
+def test_an_admins_resume_ends_a_running_diagnostic_and_is_an_ack(lab):
+    scale(lab, "n1", 1)
+    fault(lab, "n1")
+    lab.until_reason("n1", "L3 running")
+    until(lambda: lab.journal("n1", "ladder-child"), "a diagnostic that runs")
+    lab.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+    began = time.monotonic()
+    until(lambda: not worker(lab, "n1"), "the end of the worker", 60)
+    print(f"worker ended {time.monotonic() - began:.1f} s after the resume")
+    assert steps(lab, "n1") == [("L3", "cancelled", "")]
+    assert lab.state("n1") == "IDLE"
+    lab.until_checked("n1")
+    assert lab.state("n1") == "IDLE"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["State=DRAIN", "Reason=PSU, JD"],
+        ["State=DOWN", "Reason=PSU, JD"],
+        ["Reason=gpuhealth:Xid119 GPU3 L3 running please wait for JD"],
+    ],
+)
+def test_an_admin_who_takes_the_node_over_in_mid_rung_keeps_it(lab, words):
+    scale(lab, "n1", 0.02)
+    fault(lab, "n1")
+    lab.until_reason("n1", "L3 running")
+    lab.run("scontrol", "update", "NodeName=n1", *words)
+    mine = lab.reason("n1")
+    until(lambda: not worker(lab, "n1"), "the end of the worker", 60)
+    for _ in range(2):
+        lab.until_checked("n1")
+    assert lab.reason("n1") == mine
+    assert "DRAIN" in lab.state("n1") or "DOWN" in lab.state("n1")
+
+
+def test_with_the_controller_down_in_mid_rung_the_result_waits_for_it(lab):
+    fault(lab, "n1")
+    lab.until_reason("n1", "L3 running")
+    lab.stop_controller()
+    try:
+        time.sleep(8)
+    finally:
+        lab.start_controller()
+    until_back(lab, "n1", 120)
+    assert [row[:2] for row in steps(lab, "n1")] == [("L3", "pass")]
+
+
+def test_slurmd_restarted_in_mid_rung_changes_nothing(lab):
+    scale(lab, "n1", 0.02)
+    fault(lab, "n1")
+    lab.until_reason("n1", "L3 running")
+    mine = worker(lab, "n1")
+    lab.daemons.stop("slurmd-n1")
+    lab.daemons.start("slurmd-n1", "slurmd", "-D", "-f", str(lab.conf), "-N", "n1")
+    assert worker(lab, "n1") == mine
+    until_back(lab, "n1", 120)
+    assert steps(lab, "n1") == [("L3", "pass", "back")]
+
+
+def test_a_job_on_the_node_ends_first(lab):
+    job = lab.submit("sleep 12", gres="gpu:1", nodelist="n1")
+    lab.wait(job, "RUNNING")
+    fault(lab, "n1")
+    lab.until_reason("n1", "L3 queued")
+    lab.wait(job, "COMPLETED")
+    ended = time.time()
+    until_back(lab, "n1", 60)
+    assert lab.rows("n1", "SELECT min(time) FROM step")[0][0] >= ended - 1
