@@ -66,6 +66,15 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
         from slurm_gpuhealth.ladder import worker
 
         worker.tend(settings, journal, node, record, now)
+    elif record is not None and settings.sweep.enabled:
+        from slurm_gpuhealth.ladder import sweep
+
+        if sweep.due(settings, journal, node, record, now):
+            sweep.begin(settings, journal, node, record, now)
+    if journal.get("stopped"):  # services, for a GPU reset whose worker was killed
+        from slurm_gpuhealth.ladder import reset
+
+        reset.mend(settings, journal)
     if not 0 <= now - journal.get("pruned", 0) <= 86400:
         journal.prune(now - settings.journal.keep)
         journal.put("pruned", now)
