@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import time
 
-from slurm_gpuhealth import child, lock, watch
+from slurm_gpuhealth import act, child, watch
 from slurm_gpuhealth.findings import Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import climb as core
 from slurm_gpuhealth.ladder import state
 from slurm_gpuhealth.ladder.rungs import HoldLost, Result
 from slurm_gpuhealth.say import say
-from slurm_gpuhealth.slurm import control, remark
+from slurm_gpuhealth.slurm import control, hold, remark
 from slurm_gpuhealth.slurm import reason as reasons
 
 TYPE_CHECKING = False
@@ -81,24 +81,18 @@ def _reason_after(journal: Journal, given: Climb, ours: Reason, step: Step) -> R
 
 
 def give_back(settings: Settings, journal: Journal, node: str, ours: Reason) -> None:
-    """Undrain the node; after our own reboot end the DOWN that it made; put an admin's own reason back where we took
-    his node over. Raises HoldLost."""
-    turn = lock.take(settings, "slurm", time.monotonic() + 2 * settings.slurm.timeout)
+    """End our hold, and the DOWN that our own reboot made. Raises HoldLost."""
+    turn = act.turn(settings)
     try:
         record = control.show_node(settings.slurm, node)
         if not is_still(record, ours):
             raise HoldLost(f"the hold is no longer ours: {record.reason!r}")
-        said = remark.read_said(record.comment)
         # First: our own give-back must not be read as an admin's ack. Killed here, the next check finds the hold again.
         journal.put("hold", None)
-        if said.was:
-            control.set_text(settings.slurm, node, said.was)
-            comment = remark.write_said(record.comment, replace(said, was=""))
-            control.set_remarks(settings.slurm, node, comment=comment)
-        elif record.base == "DOWN":
+        if record.base == "DOWN" and not remark.read_said(record.comment).was:
             control.resume(settings.slurm, node)
         else:
-            control.undrain(settings.slurm, node)
+            hold.give_back(settings.slurm, node)
     finally:
         if turn is not None:
             os.close(turn)
@@ -108,7 +102,7 @@ def reword(settings: Settings, journal: Journal, record: NodeRecord, ours: Reaso
     """Replace the reason, if it is still the one that we read. Raises HoldLost."""
 
     def write() -> str:
-        turn = lock.take(settings, "slurm", time.monotonic() + 2 * settings.slurm.timeout)
+        turn = act.turn(settings)
         try:
             before = control.show_node(settings.slurm, record.name)
             if before.ours != ours:

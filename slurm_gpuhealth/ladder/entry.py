@@ -41,7 +41,8 @@ def reason(
 
 def is_higher(one: Reason, than: Reason) -> bool:
     """Whether a fault's reason is to replace that of a hold. Not while a rung runs: its end looks at all faults."""
-    return than.state != "running" and RUNGS.index(one.next or one.rung) > RUNGS.index(than.next or than.rung)
+    higher = RUNGS.index(one.next or one.rung) > RUNGS.index(than.next or than.rung)
+    return than.state != "running" and (higher or than.state == "pass")
 
 
 def _past(journal: Journal, record: NodeRecord, fact: str, gpu: int | None, since: float) -> tuple[int, int]:
