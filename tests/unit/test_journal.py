@@ -64,7 +64,7 @@ def test_a_state_folder_that_can_not_be_used_sends_the_journal_to_run_and_back(p
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 def test_on_a_full_disk_it_goes_on_elsewhere_with_its_state(paths):
     os.makedirs(paths.state)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", paths.state], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", paths.state], check=True)
     try:
         journal = open_journal(paths)
         journal.put("kernel", 1)
@@ -130,11 +130,11 @@ def fill(folder):
 
 @pytest.fixture
 def small(paths):
-    """`paths` with a state folder of 256 KiB."""
+    """`paths` with a state folder of 512 KiB."""
     if os.geteuid() != 0:
         pytest.skip("mounts a file system")
     os.makedirs(paths.state)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", paths.state], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", paths.state], check=True)
     yield paths
     subprocess.run(["umount", "-l", paths.state], check=True)
 
