@@ -12,6 +12,7 @@ COMMANDS = {  # name, also of its module here → what `gpuhealth --help` says
     "findings": "What was seen on this node, newest first.",
     "why": "Explain a reason or a finding, and what to do.",
     "resume": "Give back a node that gpuhealth drained.",
+    "undrain": "Give back many nodes at once, and acknowledge why.",
     "ladder": "Where held nodes stand, and each step; cancel one.",
     "xid": "Explain an Xid, or decode a kernel log.",
     "diag": "Read the output of dcgmi diag.",

@@ -14,6 +14,8 @@ from slurm_gpuhealth.slurm import reason as reasons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from slurm_gpuhealth import settings
     from slurm_gpuhealth.slurm.reason import Reason
 
@@ -59,6 +61,11 @@ def show_node(slurm: settings.Slurm, name: str) -> records.NodeRecord:
         raise Refused(f"scontrol show node {name}", 0, str(error)) from None
 
 
+def show_nodes(slurm: settings.Slurm, names: str = "") -> list[records.NodeRecord]:
+    """The records of a hostlist's nodes, of all when it is "", in one call; what can't be read safely is left out."""
+    return records.parse_nodes(_ask(slurm, slurm.scontrol, "-o", "show", "node", *([names] if names else [])))
+
+
 def show_job(slurm: settings.Slurm, job_id: int) -> records.JobRecord:
     """The job's record. A job that is unknown, or whose record can't be read safely, is Refused."""
     text = _ask(slurm, slurm.scontrol, "-o", "show", "job", str(int(job_id)))
@@ -86,6 +93,12 @@ def undrain(slurm: settings.Slurm, name: str) -> None:
 def resume(slurm: settings.Slurm, name: str) -> None:
     """Put a DOWN node back into service: only for a DOWN that our own reboot made."""
     _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", "State=RESUME")
+
+
+def undrain_all(slurm: settings.Slurm, names: Sequence[str], comment: str | None = None) -> None:
+    """`undrain` of many nodes in one call, with the same Comment for all, which slurmctld writes first."""
+    remarks = [] if comment is None else [f"Comment={_line(comment)}"]
+    _ask(slurm, slurm.scontrol, "update", f"NodeName={','.join(map(_name, names))}", *remarks, "State=UNDRAIN")
 
 
 def reboot(slurm: settings.Slurm, name: str, reason: Reason) -> None:

@@ -117,6 +117,21 @@ def parse_node(text: str, name: str) -> NodeRecord:
     )
 
 
+def parse_nodes(text: str) -> list[NodeRecord]:
+    """The answer of `scontrol -o show node`, record by record; what is none, or may be forged, is left out.
+
+    A reason with a newline can hold what looks like a record: a name that comes twice is nobody's.
+    """
+    records: dict[str, NodeRecord | None] = {}
+    for piece in re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE):
+        name = piece.partition(" ")[0].partition("=")[2]
+        try:
+            records[name] = None if name in records else parse_node(piece, name)
+        except ValueError:
+            continue
+    return [record for record in records.values() if record]
+
+
 def parse_job(text: str, job_id: int) -> JobRecord:
     """The answer of `scontrol -o show job ID`.
 

@@ -1,0 +1,246 @@
+"""gpuhealth undrain: the way out of a drain wave. Shows, then gives back, nodes that we hold, and acknowledges why."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from fnmatch import fnmatchcase
+
+import click
+
+from slurm_gpuhealth import runbook
+from slurm_gpuhealth.commands import common
+from slurm_gpuhealth.commands.resume import SERVING, settings_or_defaults, why_not
+from slurm_gpuhealth.findings import RUNGS
+from slurm_gpuhealth.frozen import frozen, replace
+from slurm_gpuhealth.ladder import budget, climb
+from slurm_gpuhealth.slurm import control, hold, remark
+from slurm_gpuhealth.slurm import reason as reasons
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.slurm.node import NodeRecord
+    from slurm_gpuhealth.slurm.reason import Reason
+
+AT_ONCE = 500
+"""Nodes in one order: a program's argument has 128 KiB."""
+
+
+@frozen
+class Which:
+    """What a hold must meet."""
+
+    since: float | None
+    """Began at most so many seconds ago."""
+    facts: tuple[str, ...]
+    """Patterns, as `--fact` takes them."""
+    check: str | None
+    rung: str | None
+    confirmed: bool
+
+
+@click.command()
+@click.option("--since", metavar="AGE", help="Held for no longer than this: 30min, 1h, 2d.")
+@click.option(
+    "--fact", "facts", multiple=True, metavar="PATTERN", help="As sinfo -R shows it, or a finding: Xid79, 'dcgm*'."
+)
+@click.option("--check", metavar="SOURCE", help="What found it: xid, dcgm, nvml, host, ...")
+@click.option("--rung", type=click.Choice(RUNGS, case_sensitive=False), help="Where it stands, or what comes next.")
+@click.option("--nodes", metavar="HOSTLIST", help="Of these nodes only: 'n[1-32]'.")
+@click.option("--confirmed", is_flag=True, help="Also nodes where a diagnosis confirmed the fault, and RMA.")
+@click.option("--for", "how_long", metavar="AGE", help="How long the fact is acknowledged there [default: drain.ack].")
+@click.option("--dry-run", is_flag=True, help="Only show.")
+@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a node; with --yes or --dry-run.")
+@click.pass_obj
+def undrain(
+    here: str,
+    since: str | None,
+    facts: tuple[str, ...],
+    check: str | None,
+    rung: str | None,
+    nodes: str | None,
+    confirmed: bool,
+    how_long: str | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Give back every node that gpuhealth holds and that meets all of what is asked, after showing them.
+
+    The fact of each is acknowledged in the node's Comment first: until then it does not drain this node again, also
+    when it is still true or comes anew. What an admin or Slurm drained is left alone. --fact '*' means all. Exit 0
+    when each is in service.
+    """
+    if not (since or facts or check or rung or nodes):
+        raise click.UsageError("say which: --since, --fact, --check, --rung, --nodes; --fact '*' for all that are held")
+    if nodes and not re.fullmatch(r"[A-Za-z0-9][\w.,\[\]-]*", nodes):
+        raise click.UsageError(f"--nodes: {nodes!r} is no hostlist")
+    if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
+        raise click.UsageError("nobody to ask: --yes gives them back, --dry-run only shows them")
+    settings, problems = settings_or_defaults(here)
+    for problem in problems:
+        click.echo(f"{problem}; going on with defaults", err=True)
+    which = Which(
+        *(_seconds(since, "--since"), facts, check, rung, confirmed or (rung or "").upper() == "RMA"),
+    )
+    ack = settings.drain.ack if how_long is None else _seconds(how_long, "--for") or 0.0
+    try:
+        good = _undrain(settings, which, nodes or "", ack, dry_run, yes, as_json)
+    except control.ControllerDown as error:
+        raise click.ClickException(
+            f"slurmctld does not answer: {error}; gpuhealth undrain again says how far"
+        ) from None
+    except (control.Refused, control.NoProgram) as error:
+        raise click.ClickException(why_not(error)) from None
+    raise SystemExit(0 if good else 1)
+
+
+def _undrain(settings: Settings, which: Which, nodes: str, ack: float, dry_run: bool, yes: bool, as_json: bool) -> bool:
+    """Show, ask, give back, look again, tell. Whether each is in service."""
+    now = time.time()
+    held = [record for record in control.show_nodes(settings.slurm, nodes) if record.ours]
+    chosen = {one.name: one for one in held if meets(replace(which, confirmed=True), one, now)}
+    left = [name for name, one in chosen.items() if not meets(which, one, now)]
+    chosen = {name: one for name, one in chosen.items() if name not in left}
+    if not as_json:
+        _show(list(chosen.values()), len(held), len(left), now)
+    if dry_run or not chosen:
+        _as_json(as_json, chosen, {}, None)
+        return True
+    until = (now + ack) // 60 * 60 + 60 if ack else 0.0
+    if not yes and not click.confirm(f"Give back {len(chosen)} nodes?"):
+        return False
+    latest = {one.name: one for one in control.show_nodes(settings.slurm, nodes)}  # he may have thought for an hour
+    ready = [one for one in (latest.get(name) for name in chosen) if one and one.ours and meets(which, one, now)]
+    _give_back(settings, ready, until, now)
+    after = {one.name: one for one in control.show_nodes(settings.slurm, nodes)}
+    trouble = {name: why for name in chosen if (why := _trouble(chosen[name], after.get(name)))}
+    if not _as_json(as_json, chosen, trouble, until):
+        _tell(settings, chosen, trouble, until)
+    return not trouble
+
+
+def meets(which: Which, record: NodeRecord, now: float) -> bool:
+    """Whether this hold of ours is asked for. Pure."""
+    ours = record.ours
+    return (
+        ours is not None
+        and (which.confirmed or budget.kind(ours) != "confirmed")
+        and (which.since is None or now - _began(record, ours, now) <= which.since + 60)
+        and (not which.facts or any(_named(pattern, ours) for pattern in which.facts))
+        and (which.check is None or any(name.startswith(f"{which.check.lower()}:") for name in _findings(ours)))
+        and (which.rung is None or which.rung in (ours.rung, ours.next))
+    )
+
+
+def _named(pattern: str, ours: Reason) -> bool:
+    """Whether what an admin may type means this fact: `Xid79`, `gpuhealth:xid79 gpu3`, `row*`, `dcgm*`, `nvml:lost`."""
+    low = pattern.lower()
+    low = low[len(reasons.PREFIX) :] if low.startswith(reasons.PREFIX) else low
+    fact = ours.fact.lower()
+    names = {fact, f"{fact} gpu{'*' if ours.gpu is None else ours.gpu}", *_findings(ours)}
+    return low in names or any(fnmatchcase(name, low) for name in names)
+
+
+def _findings(ours: Reason) -> list[str]:
+    """What the fact can be short for, `dcgm:memory_bandwidth`, in lower case."""
+    tested = ours.rung in ("L1", "L2") and ours.next
+    names = [f"dcgm:{ours.fact}"] if tested else []
+    return [name.lower() for name in (*names, *(code.key for code in runbook.codes(ours.fact)))]
+
+
+def _give_back(settings: Settings, ready: list[NodeRecord], until: float, now: float) -> None:
+    """The ack, and in the same order the end of the drain. Nodes that get the same Comment go together."""
+    groups: dict[str | None, list[str]] = {}
+    for one in ready:
+        comment = _acknowledged(one, until, now)
+        if remark.read_said(one.comment).was:  # an admin's drain that was taken over: he gets it back
+            if comment is not None:
+                control.set_remarks(settings.slurm, one.name, comment=comment)
+            hold.give_back(settings.slurm, one.name)
+        else:
+            groups.setdefault(comment, []).append(one.name)
+    for comment, names in groups.items():
+        for first in range(0, len(names), AT_ONCE):
+            control.undrain_all(settings.slurm, names[first : first + AT_ONCE], comment)
+
+
+def _acknowledged(record: NodeRecord, until: float, now: float) -> str | None:
+    """The node's Comment with the ack, and without those that are over; None to leave it as it is."""
+    ours = record.ours
+    if ours is None or not until or ours.fact in climb.ON_REQUEST or "\n" in record.comment:
+        return None
+    said = remark.read_said(record.comment)
+    acks = {fact: when for fact, when in said.acks.items() if when > now}
+    return remark.write_said(record.comment, replace(said, acks={**acks, ours.fact: until}))
+
+
+def _began(record: NodeRecord, ours: Reason, now: float) -> float:
+    return budget.began(ours, now) or record.reason_time
+
+
+def _show(chosen: list[NodeRecord], held: int, left: int, now: float) -> None:
+    if chosen:
+        rows = [
+            (
+                one.name,
+                "+".join([one.base, *sorted(one.flags)]),
+                common.ago(now, _began(one, one.ours, now)),
+                one.reason,
+            )
+            for one in chosen
+            if one.ours
+        ]
+        common.table(("NODE", "STATE", "HELD SINCE", "REASON"), rows)
+    click.echo(f"{len(chosen)} of {held} nodes that gpuhealth holds" + ("" if chosen else ": nothing to give back"))
+    if left:
+        click.echo(f"left out: {left} more, where a diagnosis confirmed the fault, or RMA (--confirmed)")
+
+
+def _trouble(before: NodeRecord, after: NodeRecord | None) -> str:
+    """Why a node is not in service; "" when it is."""
+    if after is None:
+        return "Slurm does not show it any more"
+    if "DRAIN" in after.flags:
+        return f"drained still: {after.reason!r}"
+    if after.base not in SERVING:
+        return (
+            f"no longer drained, but {after.base}; once it is well: scontrol update NodeName={after.name} State=RESUME"
+        )
+    return ""
+
+
+def _as_json(wanted: bool, chosen: dict[str, NodeRecord], trouble: dict[str, str], until: float | None) -> bool:
+    """Whether it was wanted, and is told. `until` is None when nothing was done."""
+    for one in chosen.values() if wanted else ():
+        ours = one.ours
+        if ours:
+            back = until is not None and one.name not in trouble
+            facts = {"fact": ours.fact, "gpu": ours.gpu, "rung": ours.rung, "state": ours.state, "since": ours.since}
+            told = {"given_back": back, "trouble": trouble.get(one.name, ""), "acked_until": until or None}
+            click.echo(json.dumps({"node": one.name, "reason": one.reason, **facts, **told}))
+    return wanted
+
+
+def _tell(settings: Settings, chosen: dict[str, NodeRecord], trouble: dict[str, str], until: float) -> None:
+    for name, why in trouble.items():
+        click.echo(common.safe(f"{name}: {why}"), err=True)
+    click.echo(f"{len(chosen) - len(trouble)} of {len(chosen)} nodes are back in service")
+    facts = sorted({one.ours.fact for one in chosen.values() if one.ours and one.ours.fact not in climb.ON_REQUEST})
+    if until and facts:
+        click.echo(f"until {remark.stamp(until)} not drained there for: {', '.join(facts)} (--for; in each Comment)")
+    if any("\n" in one.comment for one in chosen.values()):
+        click.echo("a Comment of several lines was left as it is: no ack there", err=True)
+
+
+def _seconds(text: str | None, option: str) -> float | None:
+    from slurm_gpuhealth.config_kinds import Wrong, scalar
+
+    try:
+        return None if text is None else float(scalar("Seconds", text))
+    except Wrong as error:
+        raise click.BadParameter(f"{text!r} is not {error}", param_hint=option) from None
