@@ -92,14 +92,14 @@ def judge_slurm_conf(
     for key in PROGRAMS:
         lines += _program(key, config, listing, written, settings)
     lines += [
-        *_node_state(config, version),
+        *_node_state(config, version, settings),
         *_interval(config, settings),
         *_prolog_flags(config, version),
         *_scheduler(config, settings),
         *_time_limits(config, settings, written),
         *_power(config, node),
     ]
-    user = _first(config, "SlurmdUser")
+    user = first(config, "SlurmdUser")
     if user and not user.startswith("root"):
         what = f"slurmd runs as {user}: our programs can neither read the kernel log nor drain"
         lines.append(Line("slurmd-user", "FAIL", what, "in slurm.conf: SlurmdUser=root"))
@@ -108,7 +108,7 @@ def judge_slurm_conf(
 
 def version_of(config: Config) -> tuple[int, ...]:
     """`SLURM_VERSION = 22.05.8` → (22, 5, 8)."""
-    return tuple(map(int, re.findall(r"\d+", _first(config, "SLURM_VERSION"))[:3]))
+    return tuple(map(int, re.findall(r"\d+", first(config, "SLURM_VERSION"))[:3]))
 
 
 def parse_written(text: str) -> dict[str, tuple[str, ...]]:
@@ -188,16 +188,21 @@ def _hook_file(key: str, entry: Entry) -> Iterator[Line]:
         yield Line(f"{key.lower()}-unsafe", level, f"{key}: root runs {entry.path}, and {what}", remedy)
 
 
-def _node_state(config: Config, version: tuple[int, ...]) -> Iterator[Line]:
+def _node_state(config: Config, version: tuple[int, ...], settings: Settings) -> Iterator[Line]:
     """HealthCheckNodeState must leave out no node that we hold, and none with a job."""
-    text = _first(config, "HealthCheckNodeState").upper().replace(" ", "")
+    text = first(config, "HealthCheckNodeState").upper().replace(" ", "")
     # A word that this Slurm does not know is ignored; with none left the check runs on ANY.
     words = {word for word in text.split(",") if NODE_STATES.get(word, (99, 0)) <= version[:2]}
     remedy = "in slurm.conf: HealthCheckNodeState=ANY"
     if words <= {"CYCLE"} or "ANY" in words:
         yield Line("node-state", "ok", "the health check runs on nodes in any state")
     elif "IDLE" not in words or words & {"START_ONLY", "REBOOT_ONLY"}:
-        what = f"HealthCheckNodeState={text} leaves drained nodes out: what we drain is never looked at again"
+        what = f"HealthCheckNodeState={text} leaves drained nodes out: no node that we drain proves itself fit"
+        yield Line("node-state", "FAIL", what, remedy)
+    elif settings.reboot.enabled:  # the other words leave out DOWN
+        what = (
+            f"HealthCheckNodeState={text} leaves DOWN nodes out, and DOWN is how the ladder's reboot brings them back"
+        )
         yield Line("node-state", "FAIL", what, remedy)
     else:
         left = [name for name in ("ALLOC", "MIXED") if name not in words]
@@ -206,7 +211,7 @@ def _node_state(config: Config, version: tuple[int, ...]) -> Iterator[Line]:
 
 
 def _interval(config: Config, settings: Settings) -> Iterator[Line]:
-    seconds, ours = _number(_first(config, "HealthCheckInterval")) or 0, settings.check.interval
+    seconds, ours = number(first(config, "HealthCheckInterval")) or 0, settings.check.interval
     if not seconds:
         what = f"HealthCheckInterval is 0: Slurm never runs the health check; {SAYS_WHAT['HealthCheckProgram']}"
         yield Line("interval", "FAIL", what, f"in slurm.conf: HealthCheckInterval={ours:g}")
@@ -260,10 +265,10 @@ def _scheduler(config: Config, settings: Settings) -> Iterator[Line]:
 
 def _time_limits(config: Config, settings: Settings, written: Config) -> Iterator[Line]:
     """Slurm must not end our programs before they end themselves: a prolog ended by Slurm drains the node."""
-    both = _number(_first(config, "PrologEpilogTimeout"))
+    both = number(first(config, "PrologEpilogTimeout"))
     for key, ours in (("Prolog", settings.prolog.timeout), ("Epilog", settings.epilog.timeout)):
         name = f"{key}Timeout"  # 25.05 and later (man page); a file may have it and `show config` not
-        own = _number(_first(config, name)) or _number(_first(written, name.lower()))
+        own = number(first(config, name)) or number(first(written, name.lower()))
         limit, source = (own, name) if own not in (None, *NONE) else (both, "PrologEpilogTimeout")
         if limit in (None, *NONE) or limit > ours:
             yield Line(name.lower(), "ok", f"Slurm lets our {key.lower()} have its {ours:g} s")
@@ -272,7 +277,7 @@ def _time_limits(config: Config, settings: Settings, written: Config) -> Iterato
             f"{source} is {limit} s, and our {key.lower()} may take {ours:g} s: ended by Slurm, it drains a good node"
         )
         yield Line(name.lower(), "FAIL", what, f"in slurm.conf: {source}={int(ours) + 30}")
-    limit = _number(_first(config, "HealthCheckTimeout")) or HEALTH_CHECK_LIMIT
+    limit = number(first(config, "HealthCheckTimeout")) or HEALTH_CHECK_LIMIT
     if limit <= settings.check.timeout:
         what = f"Slurm ends a health check after {limit} s, and ours may take {settings.check.timeout:g} s"
         yield Line("check-timeout", "FAIL", what, f'in gpuhealth.toml, [check]: timeout = "{max(1, limit * 3 // 4)}s"')
@@ -280,12 +285,12 @@ def _time_limits(config: Config, settings: Settings, written: Config) -> Iterato
 
 def _power(config: Config, node: str) -> Iterator[Line]:
     """Slurm powers off idle nodes, drained ones among them (man page: SuspendTime), in the middle of a diagnostic."""
-    after, program = _first(config, "SuspendTime"), _first(config, "SuspendProgram")
-    if not program or not (_number(after) or 0) > 0:
+    after, program = first(config, "SuspendTime"), first(config, "SuspendProgram")
+    if not program or not (number(after) or 0) > 0:
         yield Line("power", "ok", "Slurm powers off no idle node")
         return
-    nodes, parts = _first(config, "SuspendExcNodes"), _first(config, "SuspendExcParts")
-    if "DRAIN" in _first(config, "SuspendExcStates").upper().split(","):
+    nodes, parts = first(config, "SuspendExcNodes"), first(config, "SuspendExcParts")
+    if "DRAIN" in first(config, "SuspendExcStates").upper().split(","):
         yield Line("power", "ok", "Slurm powers off no drained node (SuspendExcStates)")
     elif _names(nodes, node):
         yield Line("power", "ok", f"Slurm does not power off {node} (SuspendExcNodes)")
@@ -308,11 +313,12 @@ def _names(hostlist: str, node: str) -> bool:
     return False
 
 
-def _first(config: Config, key: str) -> str:
+def first(config: Config, key: str) -> str:
+    """The last value of `key`; "" without one."""
     return (config.get(key) or ("",))[-1]
 
 
-def _number(text: str) -> int | None:
+def number(text: str) -> int | None:
     """`60`, `60 sec`; None for `INFINITE` and nothing."""
     found = re.match(r"\d+", text)
     return int(found[0]) if found else None

@@ -12,6 +12,7 @@ import click
 
 from slurm_gpuhealth import config as configuration
 from slurm_gpuhealth import doctor as rules
+from slurm_gpuhealth import doctor_ladder as ladder_rules
 from slurm_gpuhealth import doctor_node as node_rules
 from slurm_gpuhealth.commands.resume import settings_or_defaults
 from slurm_gpuhealth.doctor import Entry, Line
@@ -33,10 +34,14 @@ SHORT = 10.0
 OBEYED = (
     ("slurm", "scontrol"),
     ("slurm", "sinfo"),
+    ("slurm", "squeue"),
     ("slurm", "slurmd"),
     ("dcgm", "dcgmi"),
     ("dcgm", "pydcgm"),
     ("nvml", "library"),
+    ("reset", "nvidia_smi"),
+    ("reset", "systemctl"),
+    ("ladder", "bug_report"),
 )
 """Table and key of the programs and libraries that root uses because the configuration says so."""
 
@@ -121,6 +126,7 @@ def _slurm_conf(settings: Settings, node: str, here: bool) -> Iterator[Line]:
     patterns = [pattern for key in rules.PROGRAMS for pattern in found.get(key, ())]
     listing = {pattern: list_hooks(pattern) for pattern in patterns} if here else None
     yield from rules.judge_slurm_conf(found, rules.version_of(found), settings, listing, written, node)
+    yield from ladder_rules.judge_slurm_conf(found, settings)
 
 
 def list_hooks(pattern: str) -> list[Entry]:
@@ -176,6 +182,28 @@ def _node(settings: Settings, node: str, record: NodeRecord | None) -> Iterator[
     if root:
         yield from node_rules.judge_gpus(_offered(settings, node), driven, _configured(record), settings)
     yield from node_rules.judge_dcgm(settings.dcgm, _dcgm(settings, journal), driven)
+    yield from _ladder(settings, journal, record)
+
+
+def _ladder(settings: Settings, journal: Journal | None, record: NodeRecord | None) -> Iterator[Line]:
+    gpus = journal.get("gpus", []) if journal else []
+    yield from ladder_rules.judge_settings(settings, str(gpus[0].get("name", "")) if gpus else "")
+    programs = (settings.reset.nvidia_smi, settings.reset.systemctl, *settings.repair.command[:1])
+    runs = {path: os.path.isfile(path) and os.access(path, os.X_OK) for path in programs}
+    unsafe = [why for path in settings.repair.command[:1] for why in configuration.unsafe(path)]
+    yield from ladder_rules.judge_programs(settings, runs, unsafe)
+    yield from ladder_rules.judge_unit(_unit(settings))
+    if record:
+        yield from ladder_rules.judge_remarks(record.comment, record.extra, record.name)
+
+
+def _unit(settings: Settings) -> dict[str, str]:
+    """slurmd's unit, where systemd runs."""
+    from slurm_gpuhealth import child
+
+    argv = (settings.reset.systemctl, "show", "-p", "LoadState", "-p", "KillMode", "slurmd.service")
+    done = child.run(argv, timeout=SHORT)
+    return dict(line.partition("=")[::2] for line in done.stdout.decode("utf-8", "replace").splitlines())
 
 
 def _folders(settings: Settings) -> Iterator[Line]:

@@ -157,6 +157,25 @@ def test_a_broken_configuration_is_told_and_does_not_end_the_doctor(lab):
     assert "prolog-flags" in lines
 
 
+def test_rungs_that_are_on_need_what_they_call(lab):
+    mend = lab.lab / "mend"
+    lab.configure(f'[reboot]\nenabled = true\n[reset]\nenabled = true\n[repair]\ncommand = ["{mend}"]\n')
+    try:
+        lines = doctor(lab)[1]
+        assert {check: lines[check]["level"] for check in ("reboot", "repair", "ladder")} == {
+            "reboot": "FAIL",
+            "repair": "FAIL",
+            "ladder": "ok",
+        }
+        mend.write_text("#!/bin/sh\n")
+        mend.chmod(0o777)
+        with slurm_conf(lab, ("", "RebootProgram=/bin/true\nResumeTimeout=900")):
+            lines = doctor(lab)[1]
+        assert (lines["reboot"]["level"], lines["repair"]["remedy"]) == ("ok", f"chmod go-w {mend}")
+    finally:
+        lab.configure()
+
+
 def test_off_the_nodes_slurm_conf_alone_is_judged(lab):
     code, lines = doctor(lab, "login1", config="/nowhere")
     assert lines["node"]["level"] == lines["prolog"]["level"] == "skip"

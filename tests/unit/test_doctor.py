@@ -9,7 +9,7 @@ from slurm_gpuhealth import doctor, doctor_node
 from slurm_gpuhealth.commands import doctor as command
 from slurm_gpuhealth.doctor import Entry
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Check, Dcgm, Epilog, Gpus, Paths, Prolog, Settings, Sources
+from slurm_gpuhealth.settings import Check, Dcgm, Epilog, Gpus, Paths, Prolog, Reboot, Settings, Sources
 from slurm_gpuhealth.slurm.node import parse_config
 
 CORPUS = Path(__file__).parents[1] / "corpus/slurm"
@@ -201,6 +201,12 @@ def test_node_states_that_leave_drained_nodes_out(states, version, expected):
 )
 def test_prolog_flags(text, version, expected):
     assert level(judge(version, PrologFlags=text), "prolog-flags") == expected
+
+
+@pytest.mark.parametrize(("states", "expected"), [("ANY", "ok"), ("IDLE,ALLOC,MIXED", "FAIL")])
+def test_a_node_that_the_ladder_reboots_comes_back_down_and_must_be_looked_at(states, expected):
+    settings = Settings(reboot=Reboot(enabled=True))
+    assert level(judge(settings=settings, HealthCheckNodeState=states), "node-state") == expected
 
 
 def test_the_flags_that_are_there_stay_in_the_line_to_paste():
