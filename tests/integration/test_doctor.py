@@ -159,7 +159,7 @@ def test_a_broken_configuration_is_told_and_does_not_end_the_doctor(lab):
 
 def test_rungs_that_are_on_need_what_they_call(lab):
     mend = lab.lab / "mend"
-    lab.configure(f'[reboot]\nenabled = true\n[reset]\nenabled = true\n[repair]\ncommand = ["{mend}"]\n')
+    lab.configure(f'[repair]\ncommand = ["{mend}"]\n', reboot="true", reset="true")
     try:
         lines = doctor(lab)[1]
         assert {check: lines[check]["level"] for check in ("reboot", "repair", "ladder")} == {
@@ -169,7 +169,7 @@ def test_rungs_that_are_on_need_what_they_call(lab):
         }
         mend.write_text("#!/bin/sh\n")
         mend.chmod(0o777)
-        with slurm_conf(lab, ("", "RebootProgram=/bin/true\nResumeTimeout=900")):
+        with slurm_conf(lab, ("", "ResumeTimeout=900")):
             lines = doctor(lab)[1]
         assert (lines["reboot"]["level"], lines["repair"]["remedy"]) == ("ok", f"chmod go-w {mend}")
     finally:
