@@ -178,7 +178,7 @@ class Ladder:
 @frozen
 class Reset:
     enabled: bool = False
-    together: tuple[str, ...] = ("*V100*", "*A100*", "*A800*")
+    together: tuple[str, ...] = ("*P100*", "*V100*")
     """Models whose NVLink peers are reset together."""
     nvidia_smi: File = "/usr/bin/nvidia-smi"
     systemctl: File = "/usr/bin/systemctl"

@@ -47,6 +47,17 @@ library = "{lab}/nodes/{{node}}/libnvidia-ml.so.1"
 dcgmi = "{lab}/nodes/{{node}}/dcgmi"
 host = "unix://{lab}/nodes/{{node}}/hostengine.sock"
 
+[ladder]
+bug_report = "{lab}/nodes/{{node}}/nvidia-bug-report.sh"
+
+[reset]
+enabled = {reset}
+nvidia_smi = "{lab}/nodes/{{node}}/nvidia-smi"
+systemctl = "{lab}/nodes/{{node}}/systemctl"
+
+[reboot]
+enabled = {reboot}
+
 [drain]
 floor = {floor}
 
@@ -69,6 +80,8 @@ class Lab(Cluster):
         super().__init__(lab, health_interval=health_interval, **options)
         self.config = self.lab / "etc/gpuhealth.toml"
         self.values = {"floor": floor, "poll": poll, "interval": max(5, health_interval)}
+        self.values |= {"reset": "false", "reboot": "false"}
+        self.extra += f"\nRebootProgram={ROOT}/tests/fakes/reboot\n"
         self.touched: set[str] = set()
 
     def start(self) -> None:
@@ -106,7 +119,10 @@ class Lab(Cluster):
             for gpu in scenario["gpus"]:  # new GPUs: a reboot does not heal a failed row remapping
                 gpu.pop("nvml", None)
                 gpu.pop("lost", None)
+                gpu.pop("for_good", None)
             scenario["dcgm"]["faults"] = {}
+            for how in ("boot", "broken", "reset", "bug_report"):
+                scenario.pop(how, None)
             fakes.save(str(self.lab / "nodes" / node), scenario)
             self.inject(node, "reboot")
             for folder in ("state", "run"):

@@ -108,7 +108,7 @@ def reword(settings: Settings, journal: Journal, record: NodeRecord, ours: Reaso
             if before.ours != ours:
                 if before.ours != record.ours:
                     raise HoldLost(f"the reason was changed to {before.reason!r}")
-                control.set_reason(settings.slurm, record.name, ours)
+                hold.put(settings.slurm, before, ours)
             return reasons.write(ours)
         finally:
             if turn is not None:

@@ -108,6 +108,11 @@ def reboot(slurm: settings.Slurm, name: str, reason: Reason) -> None:
     _ask(slurm, slurm.scontrol, "reboot", *words, _name(name))
 
 
+def cancel_reboot(slurm: settings.Slurm, name: str) -> None:
+    """Take back a reboot that the node has not been told of; Refused when it has."""
+    _ask(slurm, slurm.scontrol, "cancel_reboot", _name(name))
+
+
 def set_remarks(slurm: settings.Slurm, name: str, **texts: str) -> None:
     """Replace the node's `comment` or `extra` as a whole: `remark.put` keeps the site's part."""
     _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", *(f"{k}={_line(v)}" for k, v in texts.items()))

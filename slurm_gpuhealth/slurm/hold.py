@@ -138,9 +138,16 @@ def reword(slurm: settings.Slurm, name: str, reason: Reason) -> Change:
         return Change(Plan("leave", f"the hold is no longer ours: {before.reason!r}"), before, before, done=False)
     if _says(before, reason):
         return Change(Plan("ours"), before, before, done=True)
-    control.set_reason(slurm, name, reason)
+    put(slurm, before, reason)
     after = control.show_node(slurm, name)
     return Change(Plan("ours"), before, after, done=_says(after, reason))
+
+
+def put(slurm: settings.Slurm, before: NodeRecord, reason: Reason) -> None:
+    """Our new reason on a node that we hold. A reboot leaves it DOWN without its drain, ours only by Slurm's
+    ` : reboot complete`: then the drain comes with it."""
+    write = control.drain if before.base == "DOWN" and "DRAIN" not in before.flags else control.set_reason
+    write(slurm, before.name, reason)
 
 
 def give_back(slurm: settings.Slurm, name: str) -> Change:

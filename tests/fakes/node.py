@@ -27,6 +27,8 @@ DRIVER = "580.95.05"
 BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")  # an HGX H100's
 SWITCHES = ("07", "08", "09", "0a")
 LIBRARY = "libnvidia-ml.so.1"
+LASTING = ("ecc.aggregate", "remap_failed", "remapped_uncorrectable", "banks.none", "banks.max", "vbios")
+"""What NVML says of a GPU after a reset and a reboot too."""
 FREEZER = "/sys/fs/cgroup/freezer"
 
 
@@ -56,6 +58,7 @@ def make_node(folder: str, name: str, gpus: int = 8, seed: int | str = 0) -> dic
         "driver": DRIVER,
         "gpus": cards,
         "nvml": {},
+        "services": {"nvidia-persistenced": "active", "nvidia-dcgm": "active"},
         "dcgm": {
             "version": "4.4.1",
             "order": [cards[index]["uuid"] for index in sorted(range(gpus), key=entities.__getitem__)],
@@ -102,6 +105,11 @@ def inject(folder: str | os.PathLike[str], *what: object) -> None:
     """Put a fault into the node in `folder`: the program `inject` beside this file."""
     argv = [os.path.join(HERE, "inject"), folder, *map(str, what)]
     subprocess.run([sys.executable, *argv], check=True, timeout=60)
+
+
+def reset(gpu: dict) -> None:
+    """What a reset heals is healed: pending remaps are made, volatile counters and settings are as after power-on."""
+    gpu["nvml"] = {key: value for key, value in gpu.get("nvml", {}).items() if key in LASTING}
 
 
 def start_kernel_log(folder: str, scenario: dict) -> None:
@@ -264,6 +272,10 @@ def _stand_ins(folder: str, scenario: dict) -> None:
         link = os.path.join(folder, program)
         if not os.path.lexists(link):
             os.symlink(os.path.join(HERE, "dcgm", program), link)
+    for program in ("nvidia-smi", "systemctl", "nvidia-bug-report.sh"):
+        link = os.path.join(folder, program)
+        if not os.path.lexists(link):
+            os.symlink(os.path.join(HERE, "tools"), link)
 
 
 if __name__ == "__main__":
