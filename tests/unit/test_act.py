@@ -26,7 +26,7 @@ class Slurm:
     def __init__(self, monkeypatch):
         self.base = "IDLE"
         self.flags, self.reason, self.time, self.drains, self.meanwhile = frozenset(), "", 0.0, 0, lambda: None
-        self.comment, self.extra = "", ""
+        self.comment, self.extra, self.age = "", "", 0.01
         self.others, self.orders = [], []
         for name in ("show_node", "drain", "set_reason", "set_text", "undrain", "holds", "set_remarks"):
             monkeypatch.setattr(control, name, getattr(self, name))
@@ -40,7 +40,7 @@ class Slurm:
             comment=self.comment,
             extra=self.extra,
         )
-        time.sleep(0.01)  # what is answered is old when it arrives
+        time.sleep(self.age)  # what is answered is old when it arrives
         return record
 
     def drain(self, slurm, name, wanted):
