@@ -1,4 +1,4 @@
-"""`make demo`: real Slurm, four stand-in GPU nodes, one good job, one with a bug, one on a GPU that dies.
+"""`make demo`: real Slurm, four stand-in GPU nodes; jobs good and bad, a GPU that dies, one to be reset, one to prove.
 
 KEEP=1 leaves the cluster up; `python -m tests.demo stop FOLDER` stops it.
 """
@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from tests.daemons import until
+from tests.fakes import node as fakes
 from tests.lab import BIN, LABS, Lab, fresh
 
 GOOD = "echo training on GPUs $SLURM_JOB_GPUS of $SLURMD_NODENAME; sleep 1; echo loss 0.42"
@@ -29,7 +30,8 @@ def main() -> int:
     try:
         if os.geteuid():
             raise PermissionError("several Slurm nodes on one host need root: run it as root")
-        lab = Lab(fresh("demo"), nodes=4, gpus=8, health_interval=3)
+        lab = Lab(fresh("demo"), nodes=4, gpus=8, health_interval=3, floor=3, poll="10s")
+        lab.values |= {"reset": "true", "reboot": "true"}
         story(lab)
         code = 0
     except KeyboardInterrupt:
@@ -66,6 +68,7 @@ def story(lab: Lab) -> None:
     lab.start()
     for node in lab.names:
         lab.until_checked(node)
+        faster(lab, node)
     show(lab, *NODES)
 
     say("1. A good job: DCGM level 1 before it, nothing after it")
@@ -82,7 +85,7 @@ def story(lab: Lab) -> None:
         print(f"n3: DCGM level 2 on its {gpus} GPUs: {outcome}; the node is {lab.state('n3')}")
 
     say("3. GPU 3 of n2 falls off the bus, just before a job comes to n2")
-    lab.inject("n2", "xid", 79, "--gpu", 3)
+    lab.inject("n2", "xid", 79, "--gpu", 3, "--for-good")
     moved = lab.submit(LONG, gres="gpu:8", exclude="n1,n3")
     began = time.monotonic()
     lab.until_reason("n2", "gpuhealth:")
@@ -95,13 +98,35 @@ def story(lab: Lab) -> None:
     until(lambda: "COMPLETED" in lab.run(*ended.split(), str(moved)), "accounting")
     show(lab, "sacct", "-X", "-D", "-j", str(moved), "-o", "JobID,State,NodeList")
 
-    say("4. Nothing else was disturbed")
+    say("4. n2 climbs the ladder by itself: level 3, a reboot; the GPU stays away, and so this is a human's")
+    lab.until_reason("n2", "next=RMA", 120)
+    until(lambda: lab.rows("n2", "SELECT 1 FROM step WHERE bundle != ''"), "the evidence")
     show(lab, *NODES)
-
-    say("5. What the node knows, and what to do now")
-    print(f"n2$ gpuhealth status\n{lab.gpuhealth('n2', 'status')}")
+    print(f"n2$ gpuhealth ladder n2\n{lab.gpuhealth('n2', 'ladder', 'n2')}")
     reason = lab.reason("n2")
     print(f"n2$ gpuhealth why '{reason}'\n{lab.gpuhealth('n2', 'why', reason).rstrip()}", flush=True)
+
+    say("5. GPU 1 of n3 has a memory row to be replaced: n3 resets it, tests it, and comes back")
+    lab.inject("n3", "row-remap-pending", "--gpu", 1)
+    print(lab.until_reason("n3", "gpuhealth:"))
+    until(lambda: lab.state("n3") == "IDLE" and "reset pass" in lab.node("n3"), "n3 back in service", 90)
+    print("n3 is back:", lab.node("n3").partition(" Extra=")[2].strip())
+
+    say("6. An admin asks n1 to prove itself")
+    print("$ gpuhealth-escalate n1", flush=True)
+    env = {**lab.env, "GPUHEALTH_CONFIG": str(lab.config), "SLURMD_NODENAME": "n1"}
+    subprocess.run([str(BIN / "gpuhealth-escalate"), "n1"], env=env, timeout=120, check=True)
+
+    say("7. Nothing else was disturbed")
+    show(lab, *NODES)
+
+
+def faster(lab: Lab, node: str) -> None:
+    """Level 3 takes 4 s here, not 15 min."""
+    folder = str(lab.lab / "nodes" / node)
+    scenario = fakes.load(folder)
+    scenario["dcgm"]["time_scale"] = 0.004
+    fakes.save(folder, scenario)
 
 
 def say(text: str) -> None:
