@@ -54,7 +54,7 @@ def conclude(given: Climb, result: Result, number: int, since: float) -> bool:
         result = _not_fit(journal, given, result)
     ours = _named(given.ours, result)
     follows = {"back": "back", "end": "RMA", "untested": ""}.get(step.do, step.rung)
-    end(journal, number, result, follows, given.since)
+    end(journal, number, result, follows)
     _write_result(given, record, ours, result, follows)
     say(f"{given.node}: {given.rung} {result.outcome}: {result.message}; next: {follows or 'none'}")
     if step.do == "back" and (settings.ladder.give_back or ours.fact in core.ON_REQUEST):
@@ -155,13 +155,13 @@ def begin(journal: Journal, ours: Reason, step: Step, now: float) -> int:
     )
 
 
-def end(journal: Journal, number: int, result: Result, follows: str, began: float) -> None:
+def end(journal: Journal, number: int, result: Result, follows: str) -> None:
     """What came of a rung into its row."""
     gpu = result.gpu or Gpu()
     journal.write(
-        "UPDATE step SET seconds = ?, outcome = ?, follows = ?, test = ?, code = ?, message = ?, bundle = ?,"
+        "UPDATE step SET seconds = ? - time, outcome = ?, follows = ?, test = ?, code = ?, message = ?, bundle = ?,"
         " uuid = ?, gpu = coalesce(gpu, ?) WHERE id = ?",
-        *(time.time() - began, result.outcome, follows, result.test, result.code, result.message, result.bundle),
+        *(time.time(), result.outcome, follows, result.test, result.code, result.message, result.bundle),
         *(gpu.uuid, gpu.index, number),
     )
 
