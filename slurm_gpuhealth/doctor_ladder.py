@@ -33,9 +33,14 @@ def _reboot(config: Config) -> Iterator[Line]:
     if not program:
         what = "reboot.enabled, and slurm.conf has no RebootProgram: Slurm reboots nothing"
         yield Line("reboot", "FAIL", what, "in slurm.conf: RebootProgram=/sbin/reboot")
+    elif first(config, "ReturnToService") == "2":
+        what = (
+            "reboot.enabled, and ReturnToService=2: Slurm would put a rebooted node into service untested, so none is"
+        )
+        yield Line("reboot", "FAIL", what, "in slurm.conf: ReturnToService=1")
     elif limit < BOOT:
-        what = f"ResumeTimeout is {limit} s: a node that boots longer is DOWN for Slurm's reason, and no longer ours"
-        yield Line("reboot", "FAIL", what, f"in slurm.conf: ResumeTimeout={2 * BOOT}")
+        what = f"ResumeTimeout is {limit} s: a node that takes longer to boot is given up by Slurm (reboot timed out)"
+        yield Line("reboot", "warn", what, f"in slurm.conf: ResumeTimeout={2 * BOOT}")
     else:
         yield Line("reboot", "ok", f"Slurm reboots by {program}, and waits {limit} s")
 

@@ -19,8 +19,12 @@ def bad(lines):
     ("config", "expected"),
     [
         ({}, {"reboot": "FAIL"}),
-        ({"RebootProgram": ("/sbin/reboot",)}, {"reboot": "FAIL"}),
-        ({"RebootProgram": ("/sbin/reboot",), "ResumeTimeout": ("60 sec",)}, {"reboot": "FAIL"}),
+        ({"RebootProgram": ("/sbin/reboot",)}, {"reboot": "warn"}),
+        ({"RebootProgram": ("/sbin/reboot",), "ResumeTimeout": ("60 sec",)}, {"reboot": "warn"}),
+        (
+            {"RebootProgram": ("/sbin/reboot",), "ResumeTimeout": ("1200 sec",), "ReturnToService": ("2",)},
+            {"reboot": "FAIL"},
+        ),
         ({"RebootProgram": ("/sbin/reboot",), "ResumeTimeout": ("1200 sec",)}, {}),
     ],
 )

@@ -4,9 +4,9 @@ import pytest
 
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.ladder import sweep
+from slurm_gpuhealth.ladder import claim, sweep
 from slurm_gpuhealth.settings import Dcgm, Paths, Settings, Sources, Sweep
-from slurm_gpuhealth.slurm import control, remark
+from slurm_gpuhealth.slurm import control, hold, reason, remark
 from slurm_gpuhealth.slurm.node import NodeRecord, parse_pending
 
 NOW = 1_800_000_000.0
@@ -205,3 +205,35 @@ def test_a_controller_that_is_silent_means_no_and_is_not_asked_again_at_once(jou
     assert not due(journal, now=NOW + sweep.RETRY - 1)
     assert queue.asked == 1
     assert due(journal, now=NOW + sweep.RETRY)
+
+
+@pytest.mark.parametrize(("jobs", "outcome"), [(0, "drained"), (1, "given back")])
+def test_a_job_that_came_in_the_last_moment_goes_first(journal, tmp_path, monkeypatch, jobs, outcome):
+    given_back = []
+    settings = replace(ON, paths=Paths(state=str(tmp_path / "state"), run=str(tmp_path / "run")))
+    monkeypatch.setattr(claim, "take", lambda *_: ("drained", ""))
+    monkeypatch.setattr(
+        control, "show_node", lambda *_: replace(IDLE, base="MIXED" if jobs else "IDLE", alloc_cpus=jobs)
+    )
+    monkeypatch.setattr(hold, "give_back", lambda _, node: given_back.append(node))
+    assert sweep.begin(settings, journal, "n1", IDLE, NOW) == outcome
+    assert given_back == ["n1"] * jobs
+
+
+def test_the_claim_is_written_only_on_the_node_as_it_was_seen(journal, tmp_path, monkeypatch):
+    settings = replace(ON, paths=Paths(state=str(tmp_path / "state"), run=str(tmp_path / "run")))
+    seen = []
+
+    def take(settings, journal, node, wanted, write):
+        seen.append(reason.write(wanted))
+        return ("drained", "") if write() else ("stopped", "")
+
+    def seize(slurm, name, wanted, before, plan):
+        assert (before, plan.action) == (IDLE, "drain")
+        return hold.Change(hold.Plan("leave", "an admin was faster"), before, before, done=False)
+
+    monkeypatch.setattr(claim, "take", take)
+    monkeypatch.setattr(hold, "seize", seize)
+    assert sweep.begin(settings, journal, "n1", IDLE, NOW) == "stopped"
+    assert seen == ["gpuhealth:sweep GPU* L2 claim since=01-15T08:00Z"]
+    assert journal.get("hold") is None
