@@ -128,6 +128,7 @@ class Lab(Cluster):
             for folder in ("state", "run"):
                 shutil.rmtree(self.lab / "nodes" / node / folder, ignore_errors=True)
             self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+            self.run("scontrol", "update", f"NodeName={node}", "Extra=", "Comment=")  # what outlives the hold
         for node in sorted(self.touched):
             until(lambda: self.state(node) == "IDLE" and self.journal(node, "checked"), f"{node} healed", 90)  # noqa: B023
         self.touched.clear()

@@ -1,0 +1,158 @@
+"""Rungs reset, reboot and RMA on real Slurm: what Slurm makes of our reboot, and what the ladder makes of that."""
+
+import os
+import shutil
+import tarfile
+import time
+
+import pytest
+
+from slurm_gpuhealth.slurm import remark
+from slurm_gpuhealth.slurm.reason import Reason, parse, write
+from tests.daemons import until
+from tests.fakes import node as fakes
+from tests.lab import Lab, fresh
+
+OURS = Reason("Xid79", 3, "reboot", "running", since="11-20T12:03Z", boots=1)
+TO_REBOOT = '\n[[policy]]\nfinding = "xid:119"\nseverity = "fault"\nrung = "reboot"\n'
+ON = {"reset": "true", "reboot": "true"}
+
+
+@pytest.fixture(scope="module")
+def shared_lab():
+    extra = "ResumeTimeout=12\n"
+    with Lab(fresh("reboot"), nodes=3, gpus=4, dbd=False, poll="10s", health_interval=3, extra=extra) as lab:
+        for node in lab.names:
+            lab.until_checked(node)
+        yield lab
+    if not os.environ.get("KEEP"):
+        shutil.rmtree(lab.lab)
+
+
+@pytest.fixture
+def lab(shared_lab):
+    yield shared_lab
+    shared_lab.heal()
+
+
+def boot(lab, node, **how):
+    """How the node's next boots go: see tests/fakes/reboot."""
+    folder = str(lab.lab / "nodes" / node)
+    fakes.save(folder, {**fakes.load(folder), "boot": how})
+    lab.touched.add(node)
+
+
+def order(lab, node, reason=OURS):
+    """Drain the node as ours, and have it rebooted as our rung does."""
+    lab.touched.add(node)
+    lab.run("scontrol", "update", f"nodename={node}", "state=drain", f"reason={write(reason)}")
+    lab.run("scontrol", "reboot", "ASAP", "nextstate=DOWN", f"reason={write(reason)}", node)
+    until(lambda: "REBOOT_ISSUED" in lab.state(node), "the order", 10)
+
+
+def booted(lab, node):
+    """Seconds since the epoch, slurmctld's."""
+    text = lab.node(node).partition(" BootTime=")[2].split()[0]
+    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) if text != "None" else 0.0
+
+
+def steps(lab, node):
+    return lab.rows(node, "SELECT rung, outcome, follows FROM step ORDER BY id")
+
+
+def message(lab, node, rung):
+    return lab.rows(node, "SELECT message FROM step WHERE rung = ? ORDER BY id DESC LIMIT 1", rung)[0][0]
+
+
+def result(lab, node):
+    return remark.read_result(lab.node(node).partition(" Extra=")[2])
+
+
+def test_our_reboot_leaves_the_node_down_without_the_drain_and_resume_ends_that(lab):
+    lab.configure(poll="1h")
+    began = time.time()
+    shutil.rmtree(lab.lab / "nodes/n1/state")  # so that it does not know of a hold, and does not climb
+    order(lab, "n1")
+    assert lab.state("n1") == "DOWN+DRAIN+REBOOT_ISSUED"
+    assert lab.reason("n1") == f"{write(OURS)} : reboot issued"
+    until(lambda: lab.state("n1") == "DOWN", "its return")
+    assert lab.reason("n1") == f"{write(OURS)} : reboot issued : reboot complete"
+    assert booted(lab, "n1") >= began - 1
+    lab.run("scontrol", "update", "nodename=n1", "state=resume")
+    until(lambda: lab.state("n1") == "IDLE", "service")
+
+
+def test_what_an_admin_writes_during_our_reboot_stays(lab):
+    boot(lab, "n1", seconds=4)
+    order(lab, "n1")
+    lab.run("scontrol", "update", "nodename=n1", "reason=PSU, JD")
+    until(lambda: lab.state("n1") == "DOWN", "its return")
+    assert lab.reason("n1") == "PSU, JD : reboot complete"
+    lab.until_checked("n1")
+    assert (lab.state("n1"), lab.reason("n1")) == ("DOWN", "PSU, JD : reboot complete")
+
+
+def test_a_fault_that_a_reboot_heals_ends_in_service_again(lab):
+    lab.configure(TO_REBOOT, **ON)
+    lab.inject("n2", "xid", 119, "--gpu", 3)
+    lab.until_reason("n2", "reboot running")
+    lab.until_reason("n2", "boots=1 : reboot issued")
+    until(lambda: lab.state("n2") == "IDLE" and result(lab, "n2"), "service", 60)
+    assert steps(lab, "n2") == [("reboot", "pass", "back")]
+    found = result(lab, "n2")
+    assert (found.rung, found.outcome, found.next, found.boots) == ("reboot", "pass", "back", 1)
+    assert lab.rows("n2", "SELECT DISTINCT level FROM diagnostic WHERE program = 'ladder'") == [(2,)]
+
+
+@pytest.mark.parametrize("seconds", [1, 25])
+def test_without_its_journal_a_node_knows_that_it_has_rebooted_also_when_it_was_late(lab, seconds):
+    lab.configure(TO_REBOOT, **ON)
+    boot(lab, "n2", seconds=seconds)
+    lab.inject("n2", "xid", 119, "--gpu", 3)
+    lab.until_reason("n2", "boots=1 : reboot issued")
+    shutil.rmtree(lab.lab / "nodes/n2/state")
+    until(lambda: lab.state("n2") == "IDLE" and result(lab, "n2"), "service", 90)
+    assert steps(lab, "n2") == [("reboot", "pass", "back")]
+    assert result(lab, "n2").boots == 1
+
+
+def test_a_reboot_that_does_not_come_is_said_and_not_counted(lab):
+    lab.configure(TO_REBOOT, **ON)
+    boot(lab, "n3", fails=True)
+    lab.inject("n3", "xid", 119, "--gpu", 3)
+    lab.until_reason("n3", "reboot untested", 90)
+    assert lab.state("n3") == "DOWN+DRAIN"
+    ours = parse(lab.reason("n3"))
+    assert (ours.fact, ours.boots, ours.tail) == ("Xid119", 0, ())
+    assert "RebootProgram" in message(lab, "n3", "reboot")
+
+
+def test_a_gpu_that_is_gone_after_the_reboot_too_ends_at_rma_with_its_evidence(lab):
+    lab.configure(TO_REBOOT.replace("119", "79"), **ON)
+    lab.inject("n1", "xid", 79, "--gpu", 2, "--for-good")
+    until(lambda: (last := result(lab, "n1")) and last.bundle, "the evidence", 120)
+    reason = lab.reason("n1")
+    assert reason.startswith("gpuhealth:Xid79 GPU2 ")
+    assert "next=RMA" in reason
+    assert [(rung, outcome) for rung, outcome, _ in steps(lab, "n1")] == [("reboot", "fail"), ("RMA", "fail")]
+    with tarfile.open(lab.lab / "nodes/n1/state/bundles" / result(lab, "n1").bundle) as tar:
+        inside = {name.rpartition("/")[2]: tar.extractfile(name).read() for name in tar.getnames()}
+    gone = fakes.load(str(lab.lab / "nodes/n1"))["gpus"][2]
+    assert gone["serial"].encode() in inside["gpus.json"]
+    assert inside["missing.txt"] == b""
+    assert inside["nvidia-bug-report.log.gz"]
+
+
+def test_a_pending_row_remap_is_reset_and_the_node_comes_back(lab):
+    lab.configure(**ON)
+    lab.inject("n3", "xid", 63, "--gpu", 1)
+    lab.inject("n3", "row-remap-pending", "--gpu", 1)
+    until(lambda: lab.state("n3") == "IDLE" and result(lab, "n3"), "service", 90)
+    assert ("reset", "pass", "back") in steps(lab, "n3")
+    log = (lab.lab / "nodes/n3/services.log").read_text().split("\n")
+    assert log[-5:-1] == [
+        "stop nvidia-persistenced",
+        "stop nvidia-dcgm",
+        "start nvidia-persistenced",
+        "start nvidia-dcgm",
+    ]
