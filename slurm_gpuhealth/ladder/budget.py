@@ -55,9 +55,11 @@ def kind(ours: Reason) -> Kind:
 def place(mine: Hold, holds: Iterable[Hold], total: int, settings: Settings, now: float) -> Place:
     """Whether the claim `mine` fits. Before it is written: with an infinite `time`, which is after every claim."""
     others = [hold for hold in holds if hold.node != mine.node and _before(hold, mine, now)]
-    limits, which = settings.drain, kind(mine.ours)
-    counts = {name: sum(kind(hold.ours) == name for hold in others) for name in ("sweep", "lost", "confirmed", "new")}
-    recent = sum(now - (began(hold.ours, now) or hold.time) < 3600 for hold in others if kind(hold.ours) != "sweep")
+    limits, which, kinds = settings.drain, kind(mine.ours), [kind(hold.ours) for hold in others]
+    counts = {name: kinds.count(name) for name in WORDS}
+    recent = sum(
+        now - (began(hold.ours, now) or hold.time) < 3600 for hold, one in zip(others, kinds) if one != "sweep"
+    )
     share = {"sweep": settings.sweep.budget, "lost": limits.lost, "confirmed": limits.confirmed, "new": limits.budget}
     floor = 1 if which == "sweep" else limits.floor
     if counts[which] + 1 > most(total, share[which], floor):
@@ -78,7 +80,7 @@ def _before(hold: Hold, mine: Hold, now: float) -> bool:
     return (hold.time, hold.node) < (mine.time or math.inf, mine.node)
 
 
-WORDS = {
+WORDS: dict[Kind, str] = {
     "sweep": "sweep.budget",
     "lost": "drain.lost: GPUs gone",
     "confirmed": "drain.confirmed: faults that a diagnosis confirmed",
@@ -95,12 +97,13 @@ def began(ours: Reason, now: float) -> float:
     """When the hold began, by its `since`, which has no year; 0.0 without one."""
     if not ours.since:
         return 0.0
-    import calendar
+    from calendar import timegm
 
     year = time.gmtime(now).tm_year
+    month, day, hour, minute = (int(ours.since[at : at + 2]) for at in (0, 3, 6, 9))
     for guess in (year, year - 1):
         try:
-            found = calendar.timegm(time.strptime(f"{guess}-{ours.since}", "%Y-%m-%dT%H:%MZ"))
+            found = timegm((guess, month, day, hour, minute, 0))
         except ValueError:  # 29 February
             continue
         if found <= now + 86400:
