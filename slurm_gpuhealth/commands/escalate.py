@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 
@@ -17,10 +18,11 @@ from slurm_gpuhealth.ladder import ask as asking
 from slurm_gpuhealth.ladder import follow
 from slurm_gpuhealth.ladder.follow import End
 from slurm_gpuhealth.slurm import control
+from slurm_gpuhealth.slurm import reason as reasons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
     from slurm_gpuhealth.ladder.ask import Request
@@ -189,7 +191,14 @@ def _advice(end: End, own: str) -> list[str]:
     if end.outcome != "not fit":
         return []
     told = why.explain(f"dcgm {end.code}" if end.code.isdigit() else end.reason, own)
-    return list(told["codes"][0]["do"]) if told["codes"] else []
+    ours = reasons.parse(end.reason)
+    names = {"NODE": end.node, "INDEX": end.gpu, "PCI": f"{ours.pci}.0" if ours and ours.pci else None}
+    return [_fill(step, names) for step in (told["codes"][0]["do"] if told["codes"] else [])]
+
+
+def _fill(step: str, names: Mapping[str, object]) -> str:
+    """A step of the runbook with what is known here in the place of `NODE`, `PCI`."""
+    return re.sub(r"\b[A-Z]+\b", lambda word: word[0] if names.get(word[0]) is None else str(names[word[0]]), step)
 
 
 def _names(settings: Settings, text: str) -> list[str]:

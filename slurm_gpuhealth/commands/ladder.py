@@ -157,5 +157,8 @@ def _line(kind: str, row: dict[str, Any]) -> tuple[float, str, str]:
     again = f", try {row['attempt']}" if row["attempt"] > 1 else ""
     took = "" if row["seconds"] is None else f" after {follow.span(row['seconds'])}"
     parts = [f"{row['outcome']}{took}{gpu}{again}", row["message"]]
-    parts += [f"{row['follows']} follows" if row["follows"] else "", f"evidence: {row['bundle']}" * bool(row["bundle"])]
+    if row["follows"] not in ("", row["rung"]):
+        parts.append(f"{row['follows']} follows")
+    if row["bundle"] not in row["message"]:
+        parts.append(f"evidence: {row['bundle']}")
     return row["time"], row["rung"], "; ".join(part for part in parts if part)

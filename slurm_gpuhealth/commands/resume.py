@@ -82,7 +82,7 @@ def give_back(settings: Settings, name: str, here: str) -> tuple[bool, str]:
 def why_not(error: control.Refused | control.NoProgram) -> str:
     """Slurm's no, for people."""
     if isinstance(error, control.Refused) and any(words in error.text for words in NO_RIGHTS):
-        return "Slurm does not let you change nodes: be root or an operator (sacctmgr show user $USER)"
+        return "Slurm does not let you change nodes: be root, or of AdminLevel Administrator (sacctmgr show user $USER)"
     return (error.text if isinstance(error, control.Refused) else "") or str(error)
 
 

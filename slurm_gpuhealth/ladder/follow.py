@@ -252,7 +252,7 @@ def _ended(
     if ours and (last is None or last.outcome != "fail") and ours.state == "manual":
         return "not run", f"cancelled, or off in the configuration: {ours.rung} is to be done by hand"
     if ours:
-        rest = f"{ours.rung} is to be done by hand" if ours.state == "manual" else "the end of the ladder"
+        rest = f"{ours.rung} is to be done by hand" if ours.state == "manual" else "a human's, RMA"
         return "not fit", f"{result or ours.rung + ' fail'}; it stays drained: {rest}"
     assert last  # noqa: S101 - for the type checker
     words: dict[str, Literal["fit", "not fit", "not testable"]] = {"pass": "fit", "fail": "not fit"}
