@@ -104,7 +104,7 @@ def began(ours: Reason, now: float) -> float:
     for guess in (year, year - 1):
         try:
             found = timegm((guess, month, day, hour, minute, 0))
-        except ValueError:  # 29 February
+        except ValueError:  # no date
             continue
         if found <= now + 86400:
             return float(found)
