@@ -64,9 +64,9 @@ def command(
     own = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     if not node and not here:
         raise click.UsageError("which node?")
-    if here and os.geteuid() != 0:
-        raise click.UsageError("--here needs root, on the node")
-    settings, problems = settings_or_defaults((node or own) if here else own)
+    if here and (os.geteuid() != 0 or node not in (None, own)):
+        raise click.UsageError(f"--here is for root and for this node, {own} (another name in Slurm: SLURMD_NODENAME)")
+    settings, problems = settings_or_defaults(own)
     for problem in problems:
         click.echo(f"{problem}; going on with defaults", err=True)
     request = asking.Request(f"L{level}", f"L{through}" if through else "", gpu, _who(text), take_over)
@@ -142,7 +142,8 @@ def _ask(
     try:
         holds, total = control.holds(settings.slurm, settings.drain.nodes)
     except control.SlurmError as error:
-        ends.update({name: End(name, "not run", f"slurmctld does not answer: {error}") for name in names})
+        text = f"slurmctld does not answer: {error}" if isinstance(error, control.ControllerDown) else str(error)
+        ends.update({name: End(name, "not run", text) for name in names})
         return
     for name in names:
         try:
