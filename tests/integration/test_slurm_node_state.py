@@ -94,10 +94,13 @@ def test_our_reason_changes_with_the_rung(cluster, slurm):
 
 def test_a_reason_of_every_field_comes_back_whole(cluster, slurm):
     full = Reason(
-        "x" * 10, 9999, "reboot", "running", "0001:5d:00", "9" * 32, "11-20T12:03Z", 1 << 63, "RMA", "é'\n" * 9
+        *("x" * 10, 9999, "reboot", "untested", "0001:5d:00", "9" * 32, "11-20T12:03Z", 1 << 63, "RMA", "L4"),
+        attempt=99,
+        boots=99,
+        by="é'\n" * 9,
     )
     assert hold.take(slurm, "n1", full).done
-    assert control.show_node(slurm, "n1").ours.serial == "9" * 32
+    assert control.show_node(slurm, "n1").ours.boots == 99
 
 
 def test_slurms_own_drain_for_a_lost_gpu_is_adopted(cluster, slurm):
@@ -168,9 +171,39 @@ def test_holds_are_counted_once_a_node_and_within_the_group(cluster, slurm):
     for name in ("n1", "n2"):
         hold.take(slurm, name, WANTED)
     admin(cluster, "n3", "state=drain", "reason=JD")
-    assert control.holds(slurm) == ({"n1", "n2"}, 4)
-    assert control.holds(slurm, "n[2-3]") == ({"n2"}, 2)
-    assert not hold.within_budget(2, 4, settings.Drain())
+    holds, total = control.holds(slurm)
+    assert ([(one.node, one.ours) for one in holds], total) == ([("n1", WANTED), ("n2", WANTED)], 4)
+    assert all(one.time == control.show_node(slurm, one.node).reason_time > time.time() - 60 for one in holds)
+    holds, total = control.holds(slurm, "n[2-3]", "n2")
+    assert ([one.node for one in holds], total) == (["n2"], 2)
+    with pytest.raises(control.Refused, match="n1 is not among the 2 nodes"):
+        control.holds(slurm, "n[2-3]", "n1")
+
+
+def test_the_same_text_keeps_its_time_and_an_undrain_ends_it(cluster, slurm):
+    first = hold.take(slurm, "n1", WANTED).after.reason_time
+    time.sleep(1.1)
+    control.set_reason(slurm, "n1", WANTED)
+    assert control.show_node(slurm, "n1").reason_time == first
+    hold.give_back(slurm, "n1")
+    assert hold.take(slurm, "n1", WANTED).after.reason_time > first
+
+
+def test_all_nodes_are_read_in_one_call_and_undrained_with_their_comment(cluster, slurm):
+    for name in ("n1", "n2", "n3"):
+        hold.take(slurm, name, WANTED)
+    admin(cluster, "n3", "reason=JD\nNodeName=n1 State=IDLE")
+    comment = 'rack "7" gpuhealth: ack Xid79 until 2030-01-01T00:00Z;'
+    control.undrain_all(slurm, ["n1", "n2"], comment)
+    found = {one.name: one for one in control.show_nodes(slurm, "n[1-4]")}
+    for name in ("n1", "n2"):
+        assert ("DRAIN" in found[name].flags, found[name].comment, found[name].reason) == (False, comment, "")
+    assert ("DRAIN" in found["n3"].flags, found["n4"].comment) == (True, "")
+    with pytest.raises(control.Refused):
+        control.show_nodes(slurm, "n99")
+    for name in ("n1", "n2"):
+        control.set_remarks(slurm, name, comment="")
+    assert control.show_node(slurm, "n1").comment == ""
 
 
 def test_a_job_is_requeued_unheld_and_ends_on_another_node(cluster, slurm):

@@ -226,6 +226,14 @@ def test_a_node_that_the_budget_does_not_count_is_told_so():
         node.parse_holds(text, every=False, one="n3")
 
 
+def test_of_all_nodes_each_is_read_and_one_that_comes_twice_is_believed_neither_time():
+    line = "NodeName={} State=IDLE+DRAIN BootTime=1 AllocTRES= Reason={} [root@5] Comment={} \n"
+    text = line.format("n1", OURS, "rack 7") + line.format("n2", "JD\nNodeName=n3 State=IDLE", "") + "\n"
+    found = node.parse_nodes(text + line.format("n3", OURS, ""))
+    assert [(one.name, one.owner, one.comment) for one in found] == [("n1", "us", "rack 7"), ("n2", "admin", "")]
+    assert node.parse_nodes("") == node.parse_nodes("nonsense") == []
+
+
 RECORD = (
     "JobId={id}{kind} JobName=a UserId=games(5) JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0"
     " BatchFlag=1 Reboot=0 ExitCode=0:0 NumNodes=1 NumCPUs=8\n"
