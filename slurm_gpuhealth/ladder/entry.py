@@ -24,7 +24,7 @@ def reason(
     level = finding.details.get("level") if finding.source == "dcgm" else None
     fact = reasons.fact(finding.source, finding.code)
     backs, boots = _past(journal, record, fact, gpu.index, now - settings.ladder.window)
-    rung = climb.entry(worst.rung or "L3", backs)
+    rung = climb.entry(worst.rung or "repair", backs)  # no test mends what has no rung: hands
     return Reason(
         fact=fact,
         gpu=gpu.index,

@@ -102,7 +102,7 @@ def _open(settings: Settings, finding: Finding) -> Open:
     from slurm_gpuhealth import judge
 
     row = judge.match(settings.policy, finding, lambda *_: EVERY_TIME)
-    return Open(row.rung or "L3", row.passed, row.failed) if row else Open("L3")
+    return Open(row.rung or "repair", row.passed, row.failed) if row else Open("L3")
 
 
 def pointless(found: Sequence[Finding]) -> Finding | None:
