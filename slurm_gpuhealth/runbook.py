@@ -197,6 +197,7 @@ def of_slurm(text: str) -> Entry | None:
 def sentence(ours: Mapping[str, Any]) -> str:
     """The fields of a reason of ours after its fact and GPU, in words."""
     text = f"{rung(ours['rung'])} {STATES[ours['state']]}"
+    text = text[:1].upper() + text[1:]
     text += f", then {rung(ours['next'])}." if ours["next"] else "."
     for key, words in FIELDS:
         text += f" {words.format(ours[key])}" if ours[key] else ""
