@@ -11,7 +11,7 @@ import time
 
 from slurm_gpuhealth import diagnostic, identity
 from slurm_gpuhealth.findings import Gpu
-from slurm_gpuhealth.ladder.rungs import Result
+from slurm_gpuhealth.ladder.rungs import Result, seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,9 +27,15 @@ def run(climb: Climb) -> Result:
 
 
 def levels(climb: Climb, level: int, index: int | None = None) -> Result:
-    """Run DCGM level `level` on all GPUs, or on the one of NVML's `index`."""
-    journal, deadline = climb.journal, time.monotonic() + climb.seconds
+    """Run DCGM level `level` on all GPUs, or on the one of NVML's `index`.
+
+    A deeper one where only that can clear what a diagnostic found: a reset for what level 3 found is proven by level 3.
+    """
+    journal = climb.journal
     known = journal.get("gpus", [])
+    level = max(level, *_depths(climb))
+    model = str(known[0].get("name", "")) if known else ""
+    deadline = time.monotonic() + seconds(climb.settings, f"L{level}", model)
     wanted = [gpu["uuid"] for gpu in known if gpu["index"] == index] if index is not None else []
     if index is not None and not wanted:
         return Result("untested", f"there is no GPU {index}", test="")
@@ -47,6 +53,16 @@ def levels(climb: Climb, level: int, index: int | None = None) -> Result:
             return Result("fail", f"level {level}: {len(failed)} GPUs fail together, and none of them alone")
         failed = again
     return _worst(climb, level, failed)
+
+
+def _depths(climb: Climb) -> list[int]:
+    """The levels at which a diagnostic found what still stands; 1 at least."""
+    from slurm_gpuhealth import record
+
+    stand = record.select(
+        climb.journal, "source = 'dcgm' AND severity = 'fault' AND mode = 'enforce' AND cleared IS NULL"
+    )
+    return [1, *(depth for one in stand if isinstance(depth := one.finding.details.get("level"), int))]
 
 
 def _level(climb: Climb, level: int, uuids: list[str], deadline: float, everything: bool) -> str:
