@@ -1,0 +1,72 @@
+"""Which holds an admin means, and what the ack leaves of a node's Comment."""
+
+import pytest
+
+from slurm_gpuhealth.commands import undrain
+from slurm_gpuhealth.slurm import remark
+from slurm_gpuhealth.slurm.node import NodeRecord
+from slurm_gpuhealth.slurm.reason import Reason, stamp, write
+
+NOW = 1795176000.0
+XID = Reason("Xid79", 3, "reboot", "queued", since=stamp(NOW - 1800))
+ANY = undrain.Which(None, (), None, None, False)
+
+
+def record(ours=XID, comment="", flags=("DRAIN",)):
+    text = ours if isinstance(ours, str) else write(ours)
+    return NodeRecord("n1", "IDLE", frozenset(flags), text, reason_time=NOW - 60, comment=comment)
+
+
+def meets(ours=XID, **wanted):
+    return undrain.meets(undrain.Which(**{**ANY.__dict__, **wanted}), record(ours), NOW)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        ("Xid79", True), ("xid79", True), ("gpuhealth:Xid79", True), ("Xid*", True), ("Xid79 GPU3", True), ("*", True),
+        ("gpuhealth:xid79 gpu*", True), ("xid:79", True), ("Xid7", False), ("Xid79 GPU4", False), ("dcgm*", False),
+        ("gpuhealth:Xid79 GPU[3]", True), ("", False),
+    ],
+)  # fmt: skip
+def test_a_fact_is_meant_as_an_admin_sees_or_knows_it(pattern, meant):
+    assert meets(facts=(pattern,)) == meant
+
+
+def test_what_dcgm_found_is_meant_by_its_name_and_by_dcgm():
+    tested = Reason("memory_ban", 1, "L1", "fail", next="L3")
+    for pattern in ("DCGM*", "dcgm:memory_bandwidth", "memory*"):
+        assert meets(tested, facts=(pattern,))
+    assert meets(tested, check="dcgm")
+    assert not meets(tested, check="xid")
+    assert meets(Reason("brandnew", 1, "L2", "fail", next="L3"), check="dcgm")
+
+
+@pytest.mark.parametrize(("since", "meant"), [(3600.0, True), (1740.0, True), (1000.0, False)])
+def test_since_is_when_the_hold_began_not_when_it_was_reworded(since, meant):
+    assert meets(since=since) == meant
+
+
+def test_what_a_diagnosis_confirmed_is_left_out_unless_asked_for():
+    for ours in (Reason("memory", 3, "L4", "fail", next="RMA"), Reason("dead", 3, "RMA", "queued")):
+        assert (meets(ours), meets(ours, confirmed=True)) == (False, True)
+
+
+def test_what_is_not_ours_is_never_meant():
+    for one in (record("PSU, JD"), record("Prolog error"), record(f"{write(XID)} JD: leave it"), record(flags=())):
+        assert not undrain.meets(undrain.replace(ANY, facts=("*",), confirmed=True), one, NOW)
+
+
+def test_an_ack_keeps_the_sites_text_and_what_holds_still_and_forgets_what_is_over():
+    before = remark.Said({"lost": NOW + 600, "Xid48": NOW - 60}, "PSU, JD")
+    comment = undrain._acknowledged(record(comment=remark.write_said("rack 7", before)), NOW + 6000, NOW)
+    assert comment.startswith("rack 7 ")
+    assert remark.read_said(comment) == remark.Said({"lost": NOW + 600, "Xid79": NOW + 6000}, "PSU, JD")
+
+
+@pytest.mark.parametrize(
+    ("one", "until"),
+    [(record(), 0.0), (record(comment="a\nb"), NOW), (record(Reason("asked", None, "L3", "queued")), NOW)],
+)
+def test_no_ack_where_none_is_wanted_or_can_be_kept(one, until):
+    assert undrain._acknowledged(one, until, NOW) is None
