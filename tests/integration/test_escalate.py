@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -51,15 +52,14 @@ def scale(lab, node, factor):
     fakes.save(folder, scenario)
 
 
-def start(lab, *argv, program="gpuhealth-escalate", config="/nowhere", **options):
-    """As on a login node without a configuration."""
+def start(lab, *argv, program="gpuhealth-escalate", config="/nowhere", here="login1", **options):
+    """By default as on a login node without a configuration."""
     return subprocess.Popen(
         [str(BIN / program), *argv],
-        env={**lab.env, "GPUHEALTH_CONFIG": str(config), "COLUMNS": "200"},
+        env={**lab.env, "GPUHEALTH_CONFIG": str(config), "SLURMD_NODENAME": here, "COLUMNS": "200"},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
-        **options,
+        **{"stderr": subprocess.PIPE, **options},
     )
 
 
@@ -145,7 +145,8 @@ def test_a_node_that_is_taken_over_is_tested_and_goes_back_to_its_admin(lab):
 def test_a_node_that_is_taken_over_and_broken_goes_back_to_its_admin_by_resume(lab):
     update(lab, "n1", "state=drain", "reason=PSU, JD")
     lab.inject("n1", "dcgm", "memory", 80, "--gpu", 5, "--level", 2)
-    assert escalate(lab, "n1", "--take-over")[0] == 1
+    code, out, err = escalate(lab, "n1", "--take-over")
+    assert code == 1, out + err
     assert "next=RMA" in lab.reason("n1")
     text = lab.gpuhealth("n1", "resume", "n1")
     assert "drained as it was before gpuhealth tested it: 'PSU, JD'" in text
@@ -176,7 +177,8 @@ def test_nodes_that_can_not_be_asked_and_wrong_calls_exit_with_3_and_change_noth
         (["n[1-2000]"], {}, "no hostlist of 1 to 1000 nodes"),
         (["n1", "--level", "5"], {}, "5"),
         ([], {}, "which node?"),
-        (["--here"], {"user": USER}, "--here needs root"),
+        (["--here"], {"user": USER}, "--here is for root"),
+        (["n2", "--here"], {"here": "n1"}, "--here is for root and for this node, n1"),
     ):
         code, out, err = escalate(lab, *argv, **options)
         assert (code, words in out + err) == (3, True), (argv, out, err)
@@ -230,10 +232,27 @@ def test_a_cancelled_climb_for_a_fault_stays_drained_and_still(lab):
 def test_here_it_begins_at_once(lab):
     lab.configure(poll="300s")
     began = time.time()
-    code, out, err = escalate(lab, "n1", "--here", "--level", "4", "--gpu", "3", config=lab.config)
+    code, out, err = escalate(lab, "--here", "--level", "4", "--gpu", "3", config=lab.config, here="n1")
     assert (code, "n1: fit: L4 pass" in out) == (0, True)
-    assert time.time() - began < 60
+    assert time.time() - began < 60, err
     assert "GPU3 L4 claim" in err
+
+
+def test_killed_over_its_request_the_node_goes_on_alone(lab):
+    child = start(lab, "n1")
+    lab.until_reason("n1", "L3 claim")
+    child.kill()
+    child.communicate()
+    until(lambda: "L3 pass" in lab.node("n1") and lab.state("n1") == "IDLE", "n1 tested and back", 120)
+
+
+def test_on_a_terminal_one_line_is_rewritten(lab):
+    main, terminal = os.openpty()
+    child = start(lab, "n1", stderr=terminal)
+    os.close(terminal)
+    assert child.wait(120) == 0
+    shown = os.read(main, 1 << 16).decode()
+    assert re.search(r"\r\x1b\[Kn1: L3 is running, \d+ s of usually 15 min, at most 35 min", shown)
 
 
 def test_no_wait_asks_and_leaves(lab):
