@@ -57,8 +57,8 @@ def conclude(given: Climb, result: Result, number: int, since: float) -> bool:
     end(journal, number, result, follows)
     _write_result(given, record, ours, result, follows)
     say(f"{given.node}: {given.rung} {result.outcome}: {result.message}; next: {follows or 'none'}")
-    if step.do == "back" and (settings.ladder.give_back or ours.fact in core.ON_REQUEST):
-        ask(lambda: give_back(settings, journal, given.node, given.ours))
+    may = step.do == "back" and (settings.ladder.give_back or ours.fact in core.ON_REQUEST)
+    if may and ask(lambda: give_back(settings, journal, given.node, given.ours, since)):
         return False
     reword(settings, journal, record, _reason_after(journal, given, ours, step))
     return step.do == "queue"
@@ -80,22 +80,32 @@ def _reason_after(journal: Journal, given: Climb, ours: Reason, step: Step) -> R
     return replace(ours, rung=step.rung, state="manual" if step.do == "manual" else "queued", attempt=1)
 
 
-def give_back(settings: Settings, journal: Journal, node: str, ours: Reason) -> None:
-    """End our hold, and the DOWN that our own reboot made. Raises HoldLost."""
+def give_back(settings: Settings, journal: Journal, node: str, ours: Reason, since: float) -> bool:
+    """End our hold, and the DOWN that our own reboot made; False on one that it did not make. Raises HoldLost."""
     turn = act.turn(settings)
     try:
         record = control.show_node(settings.slurm, node)
         if not is_still(record, ours):
             raise HoldLost(f"the hold is no longer ours: {record.reason!r}")
+        down = record.base == "DOWN" and not remark.read_said(record.comment).was
+        if down and not _rebooted_it(journal, record, since):
+            return False
         # First: our own give-back must not be read as an admin's ack. Killed here, the next check finds the hold again.
         journal.put("hold", None)
-        if record.base == "DOWN" and not remark.read_said(record.comment).was:
+        if down:
             control.resume(settings.slurm, node)
         else:
             hold.give_back(settings.slurm, node)
+        return True
     finally:
         if turn is not None:
             os.close(turn)
+
+
+def _rebooted_it(journal: Journal, record: NodeRecord, since: float) -> bool:
+    """Whether a DOWN is of our own reboot; one of a silent slurmd, or of a boot that nobody ordered, is an admin's."""
+    ordered = journal.one("SELECT 1 FROM step WHERE rung = 'reboot' AND time >= ? LIMIT 1", since)
+    return ordered is not None or bool(record.ours and record.ours.tail)
 
 
 def reword(settings: Settings, journal: Journal, record: NodeRecord, ours: Reason) -> None:
