@@ -98,6 +98,8 @@ def due(ours: Reason, record: NodeRecord, known: Known, settings: Settings) -> S
         return Step("run", "reboot", "it has booted", ours.attempt)
     if ours.attempt > 1:
         return Step("untested", ours.rung, "was cut short twice", ours.attempt)
+    if not _may(ours.rung, ours, settings):  # switched off meanwhile
+        return Step("manual", ours.rung)
     return Step("run", ours.rung, "was cut short", ours.attempt + 1)
 
 

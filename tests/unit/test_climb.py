@@ -62,6 +62,8 @@ def said(step):
         ("L3 running", Known(), TESTS, "run L3 try=2"),
         ("L3 running try=2", Known(), TESTS, "untested L3 try=2"),
         ("reboot running", Known(), ALL, "run reboot try=2"),
+        ("reboot running", Known(), TESTS, "manual reboot"),
+        ("reboot running", Known(rebooted=True), TESTS, "run reboot"),
         ("reboot running", Known(rebooted=True), ALL, "run reboot"),
         ("reboot running try=2", Known(rebooted=True), ALL, "run reboot try=2"),
         # What could not be tested is tried again after an hour, once.
