@@ -90,23 +90,33 @@ def look_at_hold(settings: Settings, journal: Journal, node: str, now: float) ->
 def follow_hold(settings: Settings, journal: Journal, found: NodeRecord, now: float) -> None:
     """Take note of what became of our hold, or find it again when the journal was lost."""
     ours, kept = found.ours, journal.get("hold")
+    if kept and (not ours or _is_later(ours, kept["reason"])):
+        before = kept
+        journal.together(lambda: _hold_gone(settings, journal, found, before, now))
+        kept = None
     if ours and (not kept or kept["reason"] != found.reason):
         if ours.state != "claim":
             confirmed(journal, kept)
         journal.put("hold", {**(kept or {"since": found.reason_time or now}), "reason": found.reason})
-    elif kept and not ours:
-        journal.together(lambda: _hold_gone(settings, journal, found, kept, now))
+
+
+def _is_later(ours: Reason, kept: str) -> bool:
+    """Whether somebody asked for a test after our hold for a fault had been ended: a hold of its own."""
+    from slurm_gpuhealth.ladder.climb import ON_REQUEST
+
+    was = reason.parse(kept)
+    return ours.fact in ON_REQUEST and was is not None and was.fact not in ON_REQUEST
 
 
 def _hold_gone(settings: Settings, journal: Journal, found: NodeRecord, kept: dict[str, Any], now: float) -> None:
     confirmed(journal, kept)
     journal.put("hold", None)
-    if found.owner == "admin":
+    acks = remark.read_said(found.comment).acks
+    count = record.acknowledge(journal, now + settings.drain.ack, acks)
+    if found.owner == "admin":  # and knows what it was about
         detail = "an admin holds the node now"
         note(journal, now, "check", "taken over", kept["reason"], detail, found.reason, None)
         return
-    acks = remark.read_said(found.comment).acks
-    count = record.acknowledge(journal, now + settings.drain.ack, acks)
     detail = f"resumed by an admin: what stands (findings: {count}) is left alone until it is mended"
     note(journal, now, "check", "acked", kept["reason"], detail, found.reason, None)
     say(f"{found.name}: our hold is gone: {detail}")
