@@ -238,11 +238,12 @@ class Cluster:
     def stop_controller(self) -> None:
         self.daemons.stop("slurmctld")
 
-    def start_node(self, name: str) -> None:
+    def start_node(self, name: str, *options: str) -> None:
+        """Start the node's slurmd and host engine; with `-b` slurmd says that the node has booted."""
         folder = self.lab / "nodes" / name
         if os.access(folder / "hostengine", os.X_OK):
             self.daemons.start(f"hostengine-{name}", str(folder / "hostengine"), str(folder / "hostengine.sock"))
-        self.daemons.start(f"slurmd-{name}", "slurmd", "-D", "-f", str(self.conf), "-N", name)
+        self.daemons.start(f"slurmd-{name}", "slurmd", "-D", *options, "-f", str(self.conf), "-N", name)
 
     def stop_node(self, name: str, sign: int = signal.SIGTERM) -> None:
         """Stop the node's slurmd (SIGKILL: as if it had lost power; its steps go on) and its host engine."""

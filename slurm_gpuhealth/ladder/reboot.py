@@ -22,6 +22,7 @@ import time
 
 from slurm_gpuhealth import act, watch
 from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.ladder import budget
 from slurm_gpuhealth.ladder.rungs import HoldLost, Result
 from slurm_gpuhealth.slurm import control, hold, remark
 from slurm_gpuhealth.slurm import reason as reasons
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.ladder.rungs import Climb
     from slurm_gpuhealth.settings import Settings
     from slurm_gpuhealth.slurm.node import NodeRecord
+    from slurm_gpuhealth.slurm.reason import Reason
 
-ASKED = "reboot-asked"
-"""In the journal: this boot's id and the reason with which a reboot was asked for."""
+NOTE = "reason-boot"
+"""In the journal: the boot's id in which a reason was first seen, and that reason."""
 UNDERWAY = {"REBOOT_REQUESTED", "REBOOT_ISSUED"}
 POLL = 5.0
 REQUESTED = 300.0
@@ -46,14 +48,25 @@ MARGIN = 60.0
 
 
 def rebooted(settings: Settings, journal: Journal, record: NodeRecord) -> bool:
-    """Whether the node has booted since its reason was written."""
+    """Whether the node has booted since its reason was written. To be asked when it has been: that boot is noted."""
     ours = record.ours
     if ours is None or UNDERWAY & record.flags:
         return False
-    asked = journal.get(ASKED)
-    if asked and asked[1] == reasons.write(ours):
-        return bool(asked[0] != watch.boot_id(settings))
-    # The journal did not live through it: slurmctld's word, and its clock (BootTime is its own now, less the uptime).
+    boot, text = watch.boot_id(settings), reasons.write(ours)
+    note = journal.get(NOTE)
+    if not note or note[1] != text:
+        note = [boot, text]
+        journal.put(NOTE, note)
+    return bool(note[0] != boot) or _slurm_says(record, ours)
+
+
+def _slurm_says(record: NodeRecord, ours: Reason) -> bool:
+    """The same from the record alone, where the journal did not live through it. BootTime is by slurmctld's clock.
+
+    When a drained node is rebooted by hand, slurmctld may set it DOWN (`DOWN+DRAIN`), and the reason's time anew.
+    """
+    if ours.state == "manual" and not ours.boots and ours.since:
+        return record.boot_time >= budget.began(ours, record.reason_time) + 60  # `since` has no seconds
     return "reboot complete" in ours.tail or record.boot_time > record.reason_time > 0
 
 
@@ -125,7 +138,7 @@ def _order(climb: Climb) -> None:
         if record.has_job:
             raise control.SlurmError("a job is here")
         wanted = replace(climb.ours, boots=_done(climb, record) + 1, tail=())
-        journal.put(ASKED, [watch.boot_id(settings), reasons.write(wanted)])
+        journal.put(NOTE, [watch.boot_id(settings), reasons.write(wanted)])
         try:
             control.reboot(settings.slurm, climb.node, wanted)
         except control.ControllerDown:

@@ -156,3 +156,14 @@ def test_a_pending_row_remap_is_reset_and_the_node_comes_back(lab):
         "start nvidia-persistenced",
         "start nvidia-dcgm",
     ]
+
+
+def test_where_reboots_are_off_one_by_hand_is_noticed_and_proven(lab):
+    lab.configure(TO_REBOOT)
+    lab.inject("n1", "xid", 119, "--gpu", 3)
+    lab.until_reason("n1", "reboot manual")
+    lab.stop_node("n1")
+    lab.inject("n1", "reboot")
+    lab.start_node("n1", "-b")
+    until(lambda: lab.state("n1") == "IDLE" and result(lab, "n1"), "service", 90)
+    assert steps(lab, "n1")[-1] == ("L3", "pass", "back")

@@ -1,4 +1,4 @@
-"""Rung reboot: asked for once, waited for, told from one that does not come; never one that ends in service untested."""
+"""Rung reboot: asked for once, waited for, told from one that does not come, and never one that serves untested."""
 
 import time
 
@@ -10,7 +10,7 @@ from slurm_gpuhealth.ladder.rungs import Climb, HoldLost, Result
 from slurm_gpuhealth.settings import Reboot
 from slurm_gpuhealth.slurm import remark
 from slurm_gpuhealth.slurm.node import NodeRecord
-from slurm_gpuhealth.slurm.reason import Reason, parse, write
+from slurm_gpuhealth.slurm.reason import Reason, parse, stamp, write
 
 OURS = Reason("Xid79", 3, "reboot", "running", since="11-20T12:03Z")
 ASKED = replace(OURS, boots=1)
@@ -79,7 +79,7 @@ def reboots(slurm):
 
 def test_it_is_asked_for_with_the_count_one_higher_and_written_down_first(slurm, climb, monkeypatch):
     def written_down(*arguments):
-        assert climb.journal.get(reboot.ASKED) == ["boot", write(ASKED)]
+        assert climb.journal.get(reboot.NOTE) == ["boot", write(ASKED)]
         slurm.reboot(*arguments)
 
     monkeypatch.setattr(reboot.control, "reboot", written_down)
@@ -90,7 +90,7 @@ def test_it_is_asked_for_with_the_count_one_higher_and_written_down_first(slurm,
 
 
 def test_after_it_level_2_is_run_and_no_second_one_asked_for(slurm, climb, settings):
-    climb.journal.put(reboot.ASKED, ["boot", write(ASKED)])
+    climb.journal.put(reboot.NOTE, ["boot", write(ASKED)])
     slurm.record = slurm.after("reboot issued", "reboot complete")
     new_boot(settings)
     assert reboot.run(climb) == Result("pass", "level 2")
@@ -113,7 +113,7 @@ def test_without_the_journal_slurm_knows_whether_it_has_booted(slurm, settings, 
 
 
 def test_with_the_journal_it_is_the_boot_id_that_tells(slurm, settings, journal):
-    journal.put(reboot.ASKED, ["boot", write(ASKED)])
+    journal.put(reboot.NOTE, ["boot", write(ASKED)])
     late = slurm.after("reboot issued", "reboot timed out", boot=1050.0)  # it booted before the time was over
     assert reboot.rebooted(settings, journal, late) is False
     new_boot(settings)
@@ -121,7 +121,7 @@ def test_with_the_journal_it_is_the_boot_id_that_tells(slurm, settings, journal)
 
 
 def test_an_earlier_reboot_is_not_taken_for_this_one(slurm, settings, journal):
-    journal.put(reboot.ASKED, ["an earlier boot", write(ASKED)])
+    journal.put(reboot.NOTE, ["an earlier boot", write(ASKED)])
     second = NodeRecord(
         "n1", "IDLE", frozenset({"DRAIN"}), write(replace(OURS, boots=1, attempt=2)), reason_time=1000.0
     )
@@ -133,10 +133,21 @@ def test_while_slurm_is_at_it_it_has_not_happened(slurm, settings, journal, flag
     assert reboot.rebooted(settings, journal, slurm.after(flags=["DRAIN", flag], boot=1200.0)) is False
 
 
-def test_a_reboot_by_hand_counts_as_one(settings, journal):
-    manual = write(Reason("Xid79", 3, "reboot", "manual"))
-    record = NodeRecord("n1", "IDLE", frozenset({"DRAIN"}), manual, reason_time=1000.0, boot_time=1200.0)
-    assert reboot.rebooted(settings, journal, record) is True
+def test_a_reboot_by_hand_is_noticed_by_the_boot_id(settings, journal):
+    manual = Reason("Xid79", 3, "reboot", "manual", since="11-20T12:03Z", boots=2)
+    record = NodeRecord("n1", "IDLE", frozenset({"DRAIN"}), write(manual), reason_time=1000.0, boot_time=500.0)
+    assert reboot.rebooted(settings, journal, record) is False
+    new_boot(settings)
+    again = replace(record, base="DOWN", reason_time=1200.0, boot_time=1100.0)  # slurmctld sets both times anew
+    assert reboot.rebooted(settings, journal, again) is True
+
+
+@pytest.mark.parametrize(("after", "yes"), [(-86400, False), (30, False), (90, True)])
+def test_a_reboot_by_hand_is_noticed_without_the_journal(settings, journal, after, yes):
+    hold = time.time() - 3600
+    manual = Reason("Xid79", 3, "reboot", "manual", since=stamp(hold))
+    record = NodeRecord("n1", "DOWN", frozenset({"DRAIN"}), write(manual), reason_time=hold + 200)
+    assert reboot.rebooted(settings, journal, replace(record, boot_time=hold // 60 * 60 + after)) is yes
 
 
 def test_one_that_does_not_come_is_no_fault_and_the_hold_stays_ours(slurm, climb):
