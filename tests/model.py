@@ -132,6 +132,8 @@ class Cluster:
         self.said: list[str] = []
         self.broken: list[str] = []
         """What must never be, as sentences."""
+        self.asked = 0
+        """Questions and orders to slurmctld."""
         self.orders: list[str] = []
         """What we ordered, for people."""
 
@@ -219,6 +221,7 @@ class Cluster:
 
     def ask(self, kind: str) -> Process | None:
         self.now += 0.01
+        self.asked += 1
         process = self.step(kind)
         if self.now < self.down_until:
             self.pass_time(10)
