@@ -158,8 +158,13 @@ class Lab(Cluster):
         )
 
     def until_reason(self, node: str, text: str, timeout: float = 60) -> str:
-        """Poll `sinfo -R` until the node's reason holds `text`."""
-        return until(lambda: text in (reason := self.reason(node)) and reason, f"{node}: reason with {text!r}", timeout)
+        """Poll `sinfo -R` until the node's reason holds `text` and is no claim any more."""
+
+        def found() -> str:
+            reason = self.reason(node)
+            return reason if text in reason and " claim" not in reason else ""
+
+        return until(found, f"{node}: reason with {text!r}", timeout)
 
     def until_checked(self, node: str, timeout: float = 60) -> None:
         """Wait for a health check that begins after now to end."""
