@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import time
 
-from slurm_gpuhealth import judge, lock, record
+from slurm_gpuhealth import decisions, judge, lock, record
 from slurm_gpuhealth.frozen import frozen, replace
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control, hold, reason, remark
@@ -96,7 +96,7 @@ def follow_hold(settings: Settings, journal: Journal, found: NodeRecord, now: fl
         kept = None
     if ours and (not kept or kept["reason"] != found.reason):
         if ours.state != "claim":
-            confirmed(journal, kept)
+            decisions.confirmed(journal, kept)
         journal.put("hold", {**(kept or {"since": found.reason_time or now}), "reason": found.reason})
 
 
@@ -109,25 +109,17 @@ def _is_later(ours: Reason, kept: str) -> bool:
 
 
 def _hold_gone(settings: Settings, journal: Journal, found: NodeRecord, kept: dict[str, Any], now: float) -> None:
-    confirmed(journal, kept)
+    decisions.confirmed(journal, kept)
     journal.put("hold", None)
     acks = remark.read_said(found.comment).acks
     count = record.acknowledge(journal, now + settings.drain.ack, acks)
     if found.owner == "admin":  # and knows what it was about
         detail = "an admin holds the node now"
-        note(journal, now, "check", "taken over", kept["reason"], detail, found.reason, None)
+        decisions.note(journal, now, "check", "taken over", kept["reason"], detail, found.reason, None)
         return
     detail = f"resumed by an admin: what stands (findings: {count}) is left alone until it is mended"
-    note(journal, now, "check", "acked", kept["reason"], detail, found.reason, None)
+    decisions.note(journal, now, "check", "acked", kept["reason"], detail, found.reason, None)
     say(f"{found.name}: our hold is gone: {detail}")
-
-
-def confirmed(journal: Journal, kept: dict[str, Any] | None) -> None:
-    """Whatever became of it since: the claim was a drain."""
-    journal.write(
-        "UPDATE decision SET action = 'drained' WHERE id = ? AND action = 'claimed'", (kept or {}).get("decision")
-    )
-    journal.put("adopted", None)
 
 
 def turn(settings: Settings) -> int | None:
@@ -169,11 +161,14 @@ def _decide(settings: Settings, journal: Journal, program: str, node: str, now: 
         outcome = Outcome("refused", str(error))
     if outcome.word in ("acked", "settled"):
         return outcome.word
+    words = decisions.of_fault(worst)
 
     def conclude() -> None:
         if outcome.held:
             journal.put("hold", outcome.held)
-        number = note(journal, now, program, outcome.word, _words(worst), outcome.detail, was, job)
+        number = decisions.note(
+            journal, now, program, outcome.word, decisions.of_fault(worst), outcome.detail, was, job
+        )
         if outcome.word in ("drained", "held"):
             record.settle(journal, faults, number)
         elif outcome.word in ("admin", "left"):
@@ -184,7 +179,7 @@ def _decide(settings: Settings, journal: Journal, program: str, node: str, now: 
     if not outcome.noted:
         journal.together(conclude)
     detail = f" ({outcome.detail})" if outcome.detail else ""
-    say(f"{node}: {outcome.word}: {_words(worst)} {worst.finding.message}{detail}", error=True)
+    say(f"{node}: {outcome.word}: {words} {worst.finding.message}{detail}", error=True)
     return outcome.word
 
 
@@ -195,7 +190,7 @@ def _heed(journal: Journal, program: str, found: NodeRecord, now: float, job: in
 
     def leave() -> None:
         words = ", ".join(f"{fact} until {remark.stamp(when)}" for fact, when in acks.items())
-        number = note(journal, now, program, "acked", words, "acknowledged in the node's Comment", "", job)
+        number = decisions.note(journal, now, program, "acked", words, "acknowledged in the node's Comment", "", job)
         record.leave(journal, until)
         record.settle(journal, until, number)
 
@@ -294,7 +289,7 @@ def _claim(
 
 def _claimed(journal: Journal, program: str, wanted: Reason, was: str, faults: Faults, now: float) -> None:
     """The faults have their decision, which ladder/claim.py confirms or takes back."""
-    number = note(journal, now, program, "claimed", in_words(wanted), "", was, wanted.job)
+    number = decisions.note(journal, now, program, "claimed", decisions.of_reason(wanted), "", was, wanted.job)
     journal.put("hold", {"reason": reason.write(replace(wanted, state="claim")), "since": now, "decision": number})
     record.settle(journal, faults, number)
 
@@ -304,32 +299,6 @@ def _tell_shadow(journal: Journal, program: str, now: float, job: int | None) ->
     faults = record.waiting(journal, "shadow")
     worst = judge.worst(faults.values())
     if worst:
-        number = note(journal, now, program, "would-drain", _words(worst), "shadow mode", "", job)
+        number = decisions.note(journal, now, program, "would-drain", decisions.of_fault(worst), "shadow mode", "", job)
         record.settle(journal, faults, number)
-        say(f"shadow mode: would drain: {_words(worst)} {worst.finding.message}")
-
-
-def _words(worst: Judged) -> str:
-    """The beginning of the reason, for the decision table and syslog."""
-    gpu = worst.finding.gpu
-    index = "*" if gpu is None or gpu.index is None else gpu.index
-    return f"{reason.fact(worst.finding.source, worst.finding.code)} GPU{index} {worst.rung}".strip()
-
-
-def in_words(ours: Reason) -> str:
-    """As `_words`, of a reason."""
-    return f"{ours.fact} GPU{'*' if ours.gpu is None else ours.gpu} {ours.next or ours.rung}"
-
-
-def note(
-    journal: Journal, now: float, program: str, action: str, words: str, detail: str, was: str, job: int | None
-) -> int:
-    """A row in the decision table; the same decision again and again is one row."""
-    last = journal.one("SELECT id, action, reason, result, was FROM decision ORDER BY id DESC LIMIT 1")
-    if last and last[1:] == (action, words, detail, was) and action not in ("drained", "claimed"):
-        journal.write("UPDATE decision SET time = ? WHERE id = ?", now, last[0])
-        return int(last[0])
-    return journal.write(
-        "INSERT INTO decision (time, program, action, reason, result, was, job) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        *(now, program, action, words, detail, was, job),
-    )
+        say(f"shadow mode: would drain: {decisions.of_fault(worst)} {worst.finding.message}")

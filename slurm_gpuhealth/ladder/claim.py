@@ -15,6 +15,7 @@ import math
 import os
 import time
 
+from slurm_gpuhealth import decisions
 from slurm_gpuhealth import record as findings
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import budget, climb
@@ -195,13 +196,11 @@ def _confirm(settings: Settings, journal: Journal | None, node: str) -> bool:
 
 def _is_held(journal: Journal, ours: Reason, since: float) -> None:
     """The claim's decision is a drain now, and the hold no longer a claim."""
-    from slurm_gpuhealth import act
-
     kept = journal.get("hold") or {}
     if not kept.get("decision"):
         detail = "a claim was found, and confirmed"
-        act.note(journal, time.time(), "check", "drained", act.in_words(ours), detail, "", ours.job)
-    act.confirmed(journal, kept)
+        decisions.note(journal, time.time(), "check", "drained", decisions.of_reason(ours), detail, "", ours.job)
+    decisions.confirmed(journal, kept)
     journal.put("hold", {"reason": reasons.write(ours), "since": since})
 
 
@@ -225,14 +224,12 @@ def _undo(settings: Settings, journal: Journal | None, node: str, why: str) -> b
 
 
 def _is_given_up(journal: Journal, ours: Reason, why: str) -> None:
-    from slurm_gpuhealth import act
-
     number = (journal.get("hold") or {}).get("decision")
     journal.put("hold", None)
     if number:
         journal.write("UPDATE decision SET action = 'over-budget', result = ? WHERE id = ?", why, number)
         findings.reopen(journal, number)
     elif ours.fact not in climb.ON_REQUEST:
-        act.note(journal, time.time(), "check", "over-budget", act.in_words(ours), why, "", ours.job)
+        decisions.note(journal, time.time(), "check", "over-budget", decisions.of_reason(ours), why, "", ours.job)
     if ours.fact not in climb.ON_REQUEST:
         journal.put("put-off", time.time())
