@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 IN_THE_WAY = {"PLANNED", "COMPLETING"}
 """Flags with which a node may be drained, but not be tested."""
+TRIES = 24
+"""How often a rung that could not be done is tried, each `ladder.retry`: DCGM may be away for a night."""
 ON_REQUEST = ("asked", "sweep")
 """Facts of holds that no fault made."""
 
@@ -79,17 +81,19 @@ def due(ours: Reason, record: NodeRecord, known: Known, settings: Settings) -> S
         return Step("wait", why="fit: an admin gives it back")
     if is_end(ours) and known.bundled:
         return Step("wait", why="the end of the ladder: a human's")
+    if ours.fact == "sweep" and ours.state == "queued" and record.has_job:
+        return Step("back", ours.rung, "a job came first")
     way = in_the_way(record)
     if way:
         return Step("wait", why=way)
     if ours.state == "manual":
-        if known.rebooted or known.mended:
+        if (known.rebooted or known.mended) and _may("L3", ours, settings):
             return Step("run", "L3", "somebody has mended it: to be proven")
         return Step("wait", why=f"{ours.rung} is to be done by hand")
     if ours.state == "untested":
-        if ours.attempt > 1 or known.age < settings.ladder.retry:
+        if ours.attempt >= TRIES or known.age < settings.ladder.retry or not _may(ours.rung, ours, settings):
             return Step("wait", why="could not be tested")
-        return _run(ours.rung, ours, settings)
+        return Step("run", ours.rung, "once more", ours.attempt + 1)
     if ours.state == "fail":
         return _run("RMA" if is_end(ours) else ours.next, ours, settings)
     if ours.state == "queued":
@@ -97,7 +101,7 @@ def due(ours: Reason, record: NodeRecord, known: Known, settings: Settings) -> S
     if ours.rung == "reboot" and known.rebooted:
         return Step("run", "reboot", "it has booted", ours.attempt)
     if ours.attempt > 1:
-        return Step("untested", ours.rung, "was cut short twice", ours.attempt)
+        return Step("untested", ours.rung, "was cut short again", ours.attempt)
     if not _may(ours.rung, ours, settings):  # switched off meanwhile
         return Step("manual", ours.rung)
     return Step("run", ours.rung, "was cut short", ours.attempt + 1)

@@ -84,7 +84,9 @@ def history(journal: Journal, ours: Reason, since: float) -> tuple[int, int]:
         "SELECT count(*) FROM step WHERE follows = 'back' AND outcome = 'pass' AND fact = ? AND gpu IS ? AND time >= ?",
         *(ours.fact, ours.gpu, since),
     )
-    boots = journal.one("SELECT count(*) FROM step WHERE rung = 'reboot' AND outcome != 'running' AND time >= ?", since)
+    boots = journal.one(
+        "SELECT count(*) FROM step WHERE rung = 'reboot' AND outcome IN ('pass', 'fail') AND time >= ?", since
+    )
     return int(backs[0]), int(boots[0])
 
 

@@ -122,6 +122,9 @@ def climb(settings: Settings, journal: Journal, node: str) -> None:
             if step.do in ("manual", "untested"):
                 resting = replace(record.ours, rung=step.rung, state=step.do, next="", attempt=step.attempt, tail=())
                 conclude.reword(settings, journal, record, resting)
+            elif step.do == "back":
+                conclude.give_back(settings, journal, node, record.ours, state.began_at(journal, record))
+                return
             elif step.do != "run" or not _one_rung(settings, journal, record, step):
                 return
     except HoldLost as gone:

@@ -109,12 +109,13 @@ def take(
 def seize(slurm: settings.Slurm, name: str, reason: Reason, before: NodeRecord, plan: Plan) -> Change:
     """Drain the node if it still is as in `before`, which may be seconds old: an admin's change of that time stands."""
     latest = control.show_node(slurm, name)
+    if plan_drain(latest) == plan:
+        latest = _keep_text(slurm, latest, "")  # of a node in service it would be another hold's
     if (latest.reason, plan_drain(latest)) != (before.reason, plan):
         plan = plan_drain(latest)
         if plan.action != "ours":
             plan = Plan("leave", f"it was changed while we looked: {latest.reason!r}")
         return Change(plan, before, latest, done=plan.action == "ours")
-    _keep_text(slurm, latest, "")  # of a node in service it would be another hold's
     control.drain(slurm, name, reason)
     after = control.show_node(slurm, name)
     return Change(plan, before, after, done=_says(after, reason))
@@ -153,7 +154,7 @@ def put(slurm: settings.Slurm, before: NodeRecord, reason: Reason) -> None:
 def give_back(slurm: settings.Slurm, name: str) -> Change:
     """End our hold: undrain the node, or put back the text of whoever had it drained when we took it over.
 
-    A DOWN stays DOWN, and its reason with it.
+    A DOWN stays DOWN, and its reason with it, unless our own reboot made it.
     """
     before = control.show_node(slurm, name)
     if before.ours is None:
@@ -163,7 +164,9 @@ def give_back(slurm: settings.Slurm, name: str) -> Change:
         control.set_text(slurm, name, was)
         after = _keep_text(slurm, before, "")
         return Change(Plan("ours"), before, after, done=after.reason == was)
-    control.undrain(slurm, name)
+    # After a reboot the drain is gone, and Slurm's words behind ours are what makes the DOWN ours.
+    ours = before.base == "DOWN" and ("DRAIN" not in before.flags or before.ours.boots)
+    (control.resume if ours else control.undrain)(slurm, name)
     after = control.show_node(slurm, name)
     return Change(Plan("ours"), before, after, done="DRAIN" not in after.flags)
 

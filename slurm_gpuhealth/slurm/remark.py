@@ -139,7 +139,10 @@ def _word(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    return "".join(f"%{ord(c):02X}" if c in MARKS else c for c in text)
+    ends = (0, len(text) - 1)
+    return "".join(
+        f"%{ord(c):02X}" if c in MARKS or (place in ends and c == " ") else c for place, c in enumerate(text)
+    )
 
 
 def _unescape(text: str) -> str:

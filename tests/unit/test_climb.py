@@ -66,14 +66,17 @@ def said(step):
         ("reboot running", Known(rebooted=True), TESTS, "run reboot"),
         ("reboot running", Known(rebooted=True), ALL, "run reboot"),
         ("reboot running try=2", Known(rebooted=True), ALL, "run reboot try=2"),
-        # What could not be tested is tried again after an hour, once.
+        # What could not be tested is tried again after an hour, 24 times.
         ("L3 untested", Known(age=HOUR - 1), TESTS, "wait"),
-        ("L3 untested", Known(age=HOUR), TESTS, "run L3"),
-        ("L3 untested try=2", Known(age=HOUR), TESTS, "wait"),
+        ("L3 untested", Known(age=HOUR), TESTS, "run L3 try=2"),
+        ("L3 untested", Known(age=HOUR), NONE, "wait"),
+        ("L3 untested try=23", Known(age=HOUR), TESTS, "run L3 try=24"),
+        ("L3 untested try=24", Known(age=HOUR), TESTS, "wait"),
         # By hand: until somebody did something.
         ("reset manual", Known(), TESTS, "wait"),
         ("reset manual", Known(rebooted=True), TESTS, "run L3"),
         ("reset manual", Known(mended=True), TESTS, "run L3"),
+        ("reset manual", Known(mended=True), NONE, "wait"),
         ("L3 pass", Known(rebooted=True, mended=True, age=1e9), ALL, "wait"),
     ],
 )
