@@ -21,6 +21,8 @@ from slurm_gpuhealth.slurm import reason as reasons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from slurm_gpuhealth.settings import Settings
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
@@ -51,6 +53,7 @@ class Which:
 @click.option("--rung", type=click.Choice(RUNGS, case_sensitive=False), help="Where it stands, or what comes next.")
 @click.option("--nodes", metavar="HOSTLIST", help="Of these nodes only: 'n[1-32]'.")
 @click.option("--confirmed", is_flag=True, help="Also nodes where a diagnosis confirmed the fault, and RMA.")
+@click.option("--everywhere", is_flag=True, help="Acknowledge it on the other nodes too: they would be drained next.")
 @click.option("--for", "how_long", metavar="AGE", help="How long the fact is acknowledged there [default: drain.ack].")
 @click.option("--dry-run", is_flag=True, help="Only show.")
 @click.option("--yes", "-y", is_flag=True, help="Don't ask.")
@@ -64,6 +67,7 @@ def undrain(
     rung: str | None,
     nodes: str | None,
     confirmed: bool,
+    everywhere: bool,
     how_long: str | None,
     dry_run: bool,
     yes: bool,
@@ -89,7 +93,7 @@ def undrain(
     )
     ack = settings.drain.ack if how_long is None else _seconds(how_long, "--for") or 0.0
     try:
-        good = _undrain(settings, which, nodes or "", ack, dry_run, yes, as_json)
+        good = _undrain(settings, which, nodes or "", ack, everywhere, dry_run, yes, as_json)
     except control.ControllerDown as error:
         raise click.ClickException(
             f"slurmctld does not answer: {error}; gpuhealth undrain again says how far"
@@ -99,7 +103,16 @@ def undrain(
     raise SystemExit(0 if good else 1)
 
 
-def _undrain(settings: Settings, which: Which, nodes: str, ack: float, dry_run: bool, yes: bool, as_json: bool) -> bool:
+def _undrain(
+    settings: Settings,
+    which: Which,
+    nodes: str,
+    ack: float,
+    everywhere: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> bool:
     """Show, ask, give back, look again, tell. Whether each is in service."""
     now = time.time()
     held = [record for record in control.show_nodes(settings.slurm, nodes) if record.ours]
@@ -116,11 +129,13 @@ def _undrain(settings: Settings, which: Which, nodes: str, ack: float, dry_run: 
         return False
     latest = {one.name: one for one in control.show_nodes(settings.slurm, nodes)}  # he may have thought for an hour
     ready = [one for one in (latest.get(name) for name in chosen) if one and one.ours and meets(which, one, now)]
+    if everywhere:  # before there is room for them in the budget
+        _acknowledge(settings, [one for one in latest.values() if not one.ours], _facts(ready), until, now)
     _give_back(settings, ready, until, now)
     after = {one.name: one for one in control.show_nodes(settings.slurm, nodes)}
     trouble = {name: why for name in chosen if (why := _trouble(chosen[name], after.get(name)))}
     if not _as_json(as_json, chosen, trouble, until):
-        _tell(settings, chosen, trouble, until)
+        _tell(chosen, trouble, until, everywhere)
     return not trouble
 
 
@@ -157,7 +172,7 @@ def _give_back(settings: Settings, ready: list[NodeRecord], until: float, now: f
     """The ack, and in the same order the end of the drain. Nodes that get the same Comment go together."""
     groups: dict[str | None, list[str]] = {}
     for one in ready:
-        comment = _acknowledged(one, until, now)
+        comment = _acknowledged(one, _facts([one]), until, now)
         if remark.read_said(one.comment).was:  # an admin's drain that was taken over: he gets it back
             if comment is not None:
                 control.set_remarks(settings.slurm, one.name, comment=comment)
@@ -169,14 +184,30 @@ def _give_back(settings: Settings, ready: list[NodeRecord], until: float, now: f
             control.undrain_all(settings.slurm, names[first : first + AT_ONCE], comment)
 
 
-def _acknowledged(record: NodeRecord, until: float, now: float) -> str | None:
-    """The node's Comment with the ack, and without those that are over; None to leave it as it is."""
-    ours = record.ours
-    if ours is None or not until or ours.fact in climb.ON_REQUEST or "\n" in record.comment:
+def _acknowledge(settings: Settings, others: list[NodeRecord], facts: list[str], until: float, now: float) -> None:
+    """The ack on nodes that are not held."""
+    groups: dict[str, list[str]] = {}
+    for one in others:
+        comment = _acknowledged(one, facts, until, now)
+        if comment is not None and comment != one.comment:
+            groups.setdefault(comment, []).append(one.name)
+    for comment, names in groups.items():
+        for first in range(0, len(names), AT_ONCE):
+            control.comment_all(settings.slurm, names[first : first + AT_ONCE], comment)
+
+
+def _acknowledged(record: NodeRecord, facts: list[str], until: float, now: float) -> str | None:
+    """The node's Comment with the acks, and without those that are over; None to leave it as it is."""
+    if not facts or not until or "\n" in record.comment:
         return None
     said = remark.read_said(record.comment)
     acks = {fact: when for fact, when in said.acks.items() if when > now}
-    return remark.write_said(record.comment, replace(said, acks={**acks, ours.fact: until}))
+    return remark.write_said(record.comment, replace(said, acks={**acks, **dict.fromkeys(facts, until)}))
+
+
+def _facts(held: Iterable[NodeRecord]) -> list[str]:
+    """What these nodes are held for, but for tests that somebody asked for."""
+    return sorted({one.ours.fact for one in held if one.ours and one.ours.fact not in climb.ON_REQUEST})
 
 
 def _began(record: NodeRecord, ours: Reason, now: float) -> float:
@@ -226,13 +257,18 @@ def _as_json(wanted: bool, chosen: dict[str, NodeRecord], trouble: dict[str, str
     return wanted
 
 
-def _tell(settings: Settings, chosen: dict[str, NodeRecord], trouble: dict[str, str], until: float) -> None:
+def _tell(chosen: dict[str, NodeRecord], trouble: dict[str, str], until: float, everywhere: bool) -> None:
     for name, why in trouble.items():
         click.echo(common.safe(f"{name}: {why}"), err=True)
     click.echo(f"{len(chosen) - len(trouble)} of {len(chosen)} nodes are back in service")
-    facts = sorted({one.ours.fact for one in chosen.values() if one.ours and one.ours.fact not in climb.ON_REQUEST})
+    facts = _facts(chosen.values())
     if until and facts:
-        click.echo(f"until {remark.stamp(until)} not drained there for: {', '.join(facts)} (--for; in each Comment)")
+        where = "on any of the nodes" if everywhere else "there"
+        click.echo(f"until {remark.stamp(until)} not drained {where} for: {', '.join(facts)} (--for; in each Comment)")
+        if not everywhere:
+            click.echo(
+                "where the same is true on other nodes they are drained next: --everywhere acknowledges it there too"
+            )
     if any("\n" in one.comment for one in chosen.values()):
         click.echo("a Comment of several lines was left as it is: no ack there", err=True)
 

@@ -101,6 +101,11 @@ def undrain_all(slurm: settings.Slurm, names: Sequence[str], comment: str | None
     _ask(slurm, slurm.scontrol, "update", f"NodeName={','.join(map(_name, names))}", *remarks, "State=UNDRAIN")
 
 
+def comment_all(slurm: settings.Slurm, names: Sequence[str], comment: str) -> None:
+    """The same Comment for many nodes, in one call."""
+    _ask(slurm, slurm.scontrol, "update", f"NodeName={','.join(map(_name, names))}", f"Comment={_line(comment)}")
+
+
 def reboot(slurm: settings.Slurm, name: str, reason: Reason) -> None:
     """Have Slurm reboot the idle node; it comes back DOWN with our reason. Any other `nextstate` would put an untested
     node into service, and so would none."""

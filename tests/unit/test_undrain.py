@@ -3,6 +3,7 @@
 import pytest
 
 from slurm_gpuhealth.commands import undrain
+from slurm_gpuhealth.settings import Settings
 from slurm_gpuhealth.slurm import remark
 from slurm_gpuhealth.slurm.node import NodeRecord
 from slurm_gpuhealth.slurm.reason import Reason, stamp, write
@@ -59,7 +60,7 @@ def test_what_is_not_ours_is_never_meant():
 
 def test_an_ack_keeps_the_sites_text_and_what_holds_still_and_forgets_what_is_over():
     before = remark.Said({"lost": NOW + 600, "Xid48": NOW - 60}, "PSU, JD")
-    comment = undrain._acknowledged(record(comment=remark.write_said("rack 7", before)), NOW + 6000, NOW)
+    comment = undrain._acknowledged(record(comment=remark.write_said("rack 7", before)), ["Xid79"], NOW + 6000, NOW)
     assert comment.startswith("rack 7 ")
     assert remark.read_said(comment) == remark.Said({"lost": NOW + 600, "Xid79": NOW + 6000}, "PSU, JD")
 
@@ -69,4 +70,14 @@ def test_an_ack_keeps_the_sites_text_and_what_holds_still_and_forgets_what_is_ov
     [(record(), 0.0), (record(comment="a\nb"), NOW), (record(Reason("asked", None, "L3", "queued")), NOW)],
 )
 def test_no_ack_where_none_is_wanted_or_can_be_kept(one, until):
-    assert undrain._acknowledged(one, until, NOW) is None
+    assert undrain._acknowledged(one, undrain._facts([one]), until, NOW) is None
+
+
+def test_everywhere_acknowledges_on_nodes_that_are_not_held_in_few_orders(monkeypatch):
+    orders = []
+    monkeypatch.setattr(undrain.control, "comment_all", lambda slurm, names, comment: orders.append((names, comment)))
+    others = [undrain.replace(record(""), name=f"n{n}", comment="rack 7" if n > 2 else "") for n in range(1, 5)]
+    undrain._acknowledge(Settings(), others, ["rollout"], NOW + 6000, NOW)
+    assert [names for names, _ in orders] == [["n1", "n2"], ["n3", "n4"]]
+    assert all(remark.read_said(comment).acks == {"rollout": NOW + 6000} for _, comment in orders)
+    assert orders[1][1].startswith("rack 7 ")
