@@ -4,16 +4,15 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import diagnostic, record
+from slurm_gpuhealth import record
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import climb as core
-from slurm_gpuhealth.ladder import rungs, state, test
-from slurm_gpuhealth.ladder.rungs import Climb
+from slurm_gpuhealth.ladder import rungs, state
 from slurm_gpuhealth.settings import Drain, Ladder, Paths, Reboot, Repair, Reset, Settings
-from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.slurm import remark
 from tests import model
+from tests.model_slurm import SITE
 
 DAY = 86400
 
@@ -289,12 +288,21 @@ def test_a_test_asked_for_right_after_an_undrain_is_a_hold_of_its_own(world, nod
     assert (steps(node)[-1], repr(node)) == (("L3", "pass", "back"), "n1 IDLE ''")
 
 
+@pytest.mark.parametrize("step", range(1, 36))
+def test_an_admins_drain_at_any_step_of_ours_stands(world, node, step):
+    node.comment = remark.write_said(node.comment, remark.Said(was="of an earlier take-over"))
+    node.standing["remap"] = ""
+    world.pass_time(61)
+    world.check(node, [(step, lambda _, one: world.set_drain(one, "PSU, JD"))], [(1, "kill")])
+    assert node.reason == "PSU, JD" or "PSU, JD" not in world.texts
+
+
 def test_a_taken_over_node_gets_its_admins_reason_back(world, node):
     world.set_drain(node, "PSU, JD")
     node.comment = remark.write_said(node.comment, remark.Said(was="PSU, JD"))
     world.set_text_of(node, "gpuhealth:asked GPU* L3 queued by=alice")
     checks(world, node, 6)
-    assert (repr(node), node.comment) == ("n1 IDLE+DRAIN 'PSU, JD'", model.SITE)
+    assert (repr(node), node.comment) == ("n1 IDLE+DRAIN 'PSU, JD'", SITE)
 
 
 def test_the_down_of_a_silent_slurmd_is_not_ended_by_us(world, node, monkeypatch):
@@ -330,86 +338,6 @@ def test_an_old_event_is_no_bar_and_one_during_the_rung_is(world, node):
     assert state.open_faults(node.settings, node.journal, now) == []
     record.keep(node.journal, node.settings, [Finding(now, "xid", "48", "", Gpu())], now)
     assert state.open_faults(node.settings, node.journal, now) == [core.Open("reset")]
-
-
-# ---- levels 1 to 4
-
-
-@pytest.fixture
-def level(world, node, monkeypatch):
-    """`level(outcomes)`: DCGM's answers one after the other, each GPU → outcome; the runs and the rung's result."""
-    gpus = [{"uuid": f"GPU-{i}", "pci": f"0000:0{i}:00", "index": i, "serial": "", "name": "H100"} for i in range(3)]
-    node.journal.put("gpus", gpus)
-    monkeypatch.setattr(test, "levels", LEVELS)
-    runs = []
-
-    def run(answers, ours="Xid79 GPU* L3 running"):
-        def run_level(settings, journal, program, number, uuids, **_):
-            answer, world.now = answers[len(runs)], world.now + 60
-            runs.append(list(uuids))
-            found = [
-                Finding(
-                    world.now, "dcgm", "memory", f"{uuid} is bad", Gpu(uuid), standing=True, details={"test": "memory"}
-                )
-                for uuid in answer
-                if answer[uuid] == "fail"
-            ]
-            judged = record.keep(journal, settings, found, world.now)
-            record.clear(journal, ("dcgm",), judged, world.now, uuids, number)
-            for uuid, outcome in answer.items():
-                journal.write(
-                    "INSERT INTO diagnostic (time, level, uuid, outcome, seconds, program, detail)"
-                    ' VALUES (?, ?, ?, ?, 1, ?, \'{"message": "busy"}\')',
-                    *(world.now, number, uuid, outcome, program),
-                )
-            order = ("pass", "config", "not-testable", "fail")
-            return max(answer.values(), key=order.index)
-
-        monkeypatch.setattr(diagnostic, "run_level", run_level)
-        reason = reasons.parse(f"gpuhealth:{ours}")
-        given = Climb(node.settings, node.journal, "n1", reason, "L3", 2100.0, lambda: None, world.now)
-        return LEVELS(given, 3, reason.gpu if reason.fact == "asked" else None), runs
-
-    return run
-
-
-LEVELS = test.levels
-GOOD = {"GPU-0": "pass", "GPU-1": "pass", "GPU-2": "pass"}
-EVERY = [*GOOD]
-
-
-def test_all_gpus_pass(level):
-    result, runs = level([GOOD])
-    assert (result.outcome, runs) == ("pass", [EVERY])
-
-
-def test_of_gpus_that_fail_together_only_who_fails_alone_is_named(level):
-    result, runs = level([{**GOOD, "GPU-0": "fail", "GPU-1": "fail"}, {"GPU-0": "pass"}, {"GPU-1": "fail"}])
-    assert runs == [EVERY, ["GPU-0"], ["GPU-1"]]
-    assert (result.outcome, result.gpu.uuid, result.gpu.index, result.test) == ("fail", "GPU-1", 1, "memory")
-
-
-def test_gpus_that_fail_only_in_company_are_not_fit_and_none_is_named(level):
-    result, _ = level([{**GOOD, "GPU-0": "fail"}, {"GPU-0": "pass"}])
-    assert (result.outcome, result.gpu) == ("fail", None)
-
-
-def test_a_setting_is_nothing_against_a_gpu(level):
-    assert level([{**GOOD, "GPU-0": "config"}])[0].outcome == "pass"
-
-
-def test_what_could_not_be_tested_is_said_to_be_untested_and_why(level):
-    result, _ = level([{**GOOD, "GPU-0": "not-testable"}])
-    assert (result.outcome, result.message) == ("untested", "level 3: not-testable: busy")
-
-
-def test_of_a_gpu_that_somebody_asked_for_that_one_alone_is_tested(level):
-    result, runs = level([{"GPU-1": "pass"}], "asked GPU1 L3 running")
-    assert (result.outcome, runs) == ("pass", [["GPU-1"]])
-
-
-def test_a_gpu_that_there_is_not_can_not_be_tested(level):
-    assert level([], "asked GPU7 L3 running")[0].outcome == "untested"
 
 
 def test_every_rung_has_its_module():
