@@ -20,7 +20,7 @@ SAID = json.dumps({"message": "busy"})
 
 @pytest.fixture
 def level(settings, journal, monkeypatch):
-    """`level(answers)`: DCGM's, one after the other, each GPU → outcome; the rung's result, and the GPUs of each run."""
+    """`level(answers)`: DCGM's, one after the other, each GPU → outcome; result, and the GPUs of each run."""
     gpus = [{"uuid": f"GPU-{i}", "pci": f"0000:0{i}:00", "index": i, "serial": "", "name": "H100"} for i in range(3)]
     journal.put("gpus", gpus)
     runs = []
