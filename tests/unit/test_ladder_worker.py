@@ -297,6 +297,20 @@ def test_an_admins_drain_at_any_step_of_ours_stands(world, node, step):
     assert node.reason == "PSU, JD" or "PSU, JD" not in world.texts
 
 
+@pytest.mark.parametrize("step", range(1, 40))
+def test_what_an_admin_does_while_slurmctld_is_silent_stands(world, node, step):
+    def silence(_, one):
+        world.down_until = world.now + 40
+        world.due.append((world.now + 20, one, lambda _: world.set_text_of(one, "PSU, JD")))
+
+    silence.anywhere = True
+    hold(world, node)
+    world.pass_time(400)
+    world.check(node, worker_plan=[(step, silence)])
+    checks(world, node, 6)
+    assert node.reason == "PSU, JD" or "PSU, JD" not in world.texts
+
+
 def test_a_taken_over_node_gets_its_admins_reason_back(world, node):
     world.set_drain(node, "PSU, JD")
     node.comment = remark.write_said(node.comment, remark.Said(was="PSU, JD"))
