@@ -15,6 +15,7 @@ unit: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 	$(PYTHON) -m pytest tests/unit
 
 integration: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
+	GPUHEALTH_HISTORIES=10000 $(PYTHON) -m pytest tests/unit/test_ladder_properties.py
 	$(PYTHON) -m pytest tests/integration
 
 bench: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1

@@ -165,7 +165,9 @@ def give_back(slurm: settings.Slurm, name: str) -> Change:
         after = _keep_text(slurm, before, "")
         return Change(Plan("ours"), before, after, done=after.reason == was)
     # After a reboot the drain is gone, and Slurm's words behind ours are what makes the DOWN ours.
-    ours = before.base == "DOWN" and ("DRAIN" not in before.flags or before.ours.boots)
+    ours = before.base == "DOWN" and (
+        "DRAIN" not in before.flags or (before.ours.boots and before.ours.state != "claim")
+    )
     (control.resume if ours else control.undrain)(slurm, name)
     after = control.show_node(slurm, name)
     return Change(Plan("ours"), before, after, done="DRAIN" not in after.flags)
