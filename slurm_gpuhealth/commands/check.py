@@ -62,6 +62,10 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
         act.act(settings, journal, "check", node, now)
     elif not jobs.running(journal):
         record = _poll(settings, journal, node, now)
+    if journal.get("stopped"):  # services, for a GPU reset: before a new worker may stop them again
+        from slurm_gpuhealth.ladder import reset
+
+        reset.mend_after_a_kill(settings, journal)
     if journal.get("hold"):
         from slurm_gpuhealth.ladder import worker
 
@@ -71,10 +75,6 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
 
         if sweep.due(settings, journal, node, record, now):
             sweep.begin(settings, journal, node, record, now)
-    if journal.get("stopped"):  # services, for a GPU reset whose worker was killed
-        from slurm_gpuhealth.ladder import reset
-
-        reset.mend(settings, journal)
     if not 0 <= now - journal.get("pruned", 0) <= 86400:
         journal.prune(now - settings.journal.keep)
         journal.put("pruned", now)

@@ -16,6 +16,7 @@ import time
 from fnmatch import fnmatchcase
 
 from slurm_gpuhealth import child, lock, watch
+from slurm_gpuhealth.ladder import state
 from slurm_gpuhealth.ladder.rungs import Result
 
 TYPE_CHECKING = False
@@ -79,6 +80,16 @@ def mend(settings: Settings, journal: Journal) -> str:
 
         say(f"stopped for a GPU reset: {trouble}", error=True)
     return trouble
+
+
+def mend_after_a_kill(settings: Settings, journal: Journal) -> None:
+    """`mend`, from the check; not while a worker is at it: what it has stopped must not come back under its reset."""
+    turn = lock.take(settings, state.LOCK)
+    if turn is not None:
+        try:
+            mend(settings, journal)
+        finally:
+            os.close(turn)
 
 
 def _which(climb: Climb) -> list[str]:

@@ -5,12 +5,13 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import watch
+from slurm_gpuhealth import lock, watch
+from slurm_gpuhealth.commands import check
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.ladder import reset, test
+from slurm_gpuhealth.ladder import reset, state, test
 from slurm_gpuhealth.ladder.rungs import Climb, HoldLost, Result
-from slurm_gpuhealth.settings import Nvml, Paths, Reset, Settings
+from slurm_gpuhealth.settings import Nvml, Paths, Reset, Settings, Slurm
 from slurm_gpuhealth.slurm.reason import Reason
 from tests.fakes import node
 
@@ -92,6 +93,20 @@ def test_the_list_is_in_the_journal_before_the_first_stop_and_mend_starts_what_a
     assert reset.mend(climb.settings, climb.journal) == ""
     assert services(folder) == dict.fromkeys(HELD, "active")
     assert climb.journal.get("stopped") is None
+
+
+def test_a_check_leaves_the_services_stopped_while_the_worker_is_at_it_and_starts_what_a_kill_left(climb, folder):
+    settings = replace(climb.settings, slurm=Slurm(slurmd="/nowhere"))
+    climb.journal.put("stopped", HELD)
+    change(folder, services=dict.fromkeys(HELD, "inactive"))
+    climb.journal.put("inventory-boot", watch.boot_id(settings))
+    climb.journal.put("polled", time.time())
+    worker = lock.take(settings, state.LOCK)
+    check.look(settings, climb.journal, "n1", time.monotonic() + 15)
+    assert (services(folder), climb.journal.get("stopped")) == (dict.fromkeys(HELD, "inactive"), HELD)
+    os.close(worker)
+    check.look(settings, climb.journal, "n1", time.monotonic() + 15)
+    assert (services(folder), climb.journal.get("stopped")) == (dict.fromkeys(HELD, "active"), None)
 
 
 def killed_at(verb, really):
