@@ -72,15 +72,17 @@ def _cancel(settings: Settings, name: str) -> None:
 def _all(settings: Settings, as_json: bool) -> None:
     held, total = control.holds(settings.slurm, settings.drain.nodes)
     facts = [_facts(settings, control.show_node(settings.slurm, one.node)) for one in held]
+    facts = [one for one in facts if one["state"]]  # a DOWN may still bear our reason, or a hold have ended just now
     if as_json:
         for one in facts:
             click.echo(json.dumps(one))
         return
-    click.echo(f"{len(held)} of {total} nodes are held by gpuhealth")
+    click.echo(f"{len(facts)} of {total} nodes are held by gpuhealth")
     if not facts:
         return
     names = ("node", "fact", "gpu", "rung", "state", "since", "next", "by", "now")
-    rows = [["*" if key == "gpu" and one[key] is None else one[key] or "-" for key in names] for one in facts]
+    shown = [{**one, "gpu": "*" if one["gpu"] is None else str(one["gpu"])} for one in facts]
+    rows = [[one[key] or "-" for key in names] for one in shown]
     common.table([name.upper() for name in names], rows)
 
 

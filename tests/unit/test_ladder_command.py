@@ -43,6 +43,16 @@ def test_all_held_nodes_are_a_table_and_the_others_are_not_in_it(slurm, run):
     assert [(one["node"], one["gpu"], one["owner"]) for one in facts] == [("n1", 3, "us"), ("n2", None, "us")]
 
 
+def test_a_node_that_is_down_with_our_reason_left_on_it_is_not_held_and_gpu_0_is_a_gpu(slurm, run):
+    slurm.add("n1", flags="DRAIN", reason=replace(FAULT, gpu=0))
+    slurm.add("n2", base="DOWN", reason=FAULT)  # after our give-back, while its slurmd was away
+    code, text = run()
+    rows = [line.split() for line in text.splitlines()]
+    assert (code, text.splitlines()[0]) == (0, "1 of 100 nodes are held by gpuhealth")
+    assert [row[:3] for row in rows[2:]] == [["n1", "Xid79", "0"]]
+    assert [json.loads(line)["node"] for line in run("--json")[1].splitlines()] == ["n1"]
+
+
 def test_nothing_held_is_said(run):
     assert run() == (0, "0 of 100 nodes are held by gpuhealth\n")
 
