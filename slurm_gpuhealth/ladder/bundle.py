@@ -99,7 +99,8 @@ def _write(climb: Climb, gpu: Gpu | None) -> tuple[str, list[str]]:
     finally:
         if os.path.exists(part):
             os.unlink(part)
-    for old in sorted(os.listdir(folder))[:-KEPT]:
+    kept = [name for name in os.listdir(folder) if name.endswith(".tar.gz")]  # what an admin unpacks there is his
+    for old in sorted(kept)[:-KEPT]:
         os.unlink(os.path.join(folder, old))
     return path, list(missing)
 

@@ -131,6 +131,16 @@ def test_what_a_killed_one_left_goes_and_the_last_five_stay(climb):
     assert (len(left), left[-1], left[0]) == (5, newest, "n1-20260104T000000Z.tar.gz")
 
 
+def test_what_an_admin_unpacked_beside_them_is_left_alone(climb):
+    folder = os.path.join(climb.settings.paths.state, "bundles")
+    for number in range(6):
+        path = bundle.run(replace(climb, node=f"n{number}")).bundle
+        os.mkdir(path.removesuffix(".tar.gz"))
+    result = bundle.run(climb)
+    assert result.message.endswith(f"; evidence: {result.bundle}")
+    assert len([name for name in os.listdir(folder) if name.endswith("Z")]) == 6
+
+
 def test_a_hold_that_is_lost_ends_it_without_a_file(climb, monkeypatch):
     def lost(*_):
         raise HoldLost("resumed")
