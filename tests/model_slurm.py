@@ -46,7 +46,7 @@ class Node:
         """What only a test sees: the rung that mends it."""
         self.blind = False
         self.plans: deque[str] = deque()
-        """What becomes of the next rungs, otherwise than the node's faults say: `untested`, `fail`, `raise`."""
+        """What becomes of the next rungs, otherwise than faults say: `untested`, `fail`, `together`, `raise`."""
         self.climbing = 0
         self.seen: set[str] = set()
         """Standing faults that the last look saw."""

@@ -74,8 +74,11 @@ def causes(settings: Settings, journal: Journal, since: float) -> list[Open]:
     """What this hold is about: faults that were acted on, mended or not, since shortly before it began."""
     from slurm_gpuhealth import record
 
-    which = "severity = 'fault' AND mode = 'enforce' AND acted > 0 AND seen >= ?"
-    return [_open(settings, one.finding) for one in record.select(journal, which, since - 600)]
+    which = (
+        "severity = 'fault' AND mode = 'enforce' AND acted > 0"
+        " AND (seen >= ? OR acted IN (SELECT id FROM decision WHERE time >= ?))"  # over budget, it may wait for hours
+    )
+    return [_open(settings, one.finding) for one in record.select(journal, which, since - 600, since - 600)]
 
 
 def history(journal: Journal, ours: Reason, since: float) -> tuple[int, int]:
@@ -91,11 +94,14 @@ def history(journal: Journal, ours: Reason, since: float) -> tuple[int, int]:
 
 
 def _mended(journal: Journal, since: float) -> bool:
-    """Whether conditions that this hold was about have gone, and none stands."""
+    """Whether conditions that this hold was about have gone since its last test, and none stands."""
+    tested = journal.one(
+        "SELECT max(time + seconds) FROM step WHERE rung LIKE 'L%' AND outcome IN ('pass', 'fail') AND time >= ?", since
+    )[0]
     gone = journal.one(
         "SELECT 1 FROM finding WHERE severity = 'fault' AND mode = 'enforce' AND standing AND acted > 0"
         " AND cleared >= ? LIMIT 1",
-        since,
+        tested or since,
     )
     return gone is not None and journal.one(f"SELECT 1 FROM finding WHERE {TRUE_NOW} LIMIT 1", 1e12) is None  # noqa: S608
 

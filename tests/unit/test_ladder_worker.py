@@ -175,6 +175,26 @@ def test_slurmd_reporting_too_few_gpus_is_not_fit(world, node):
     assert "fewer GPUs" in node.journal.one("SELECT message FROM step")[0]
 
 
+def test_what_its_policy_row_says_of_a_pass_holds_also_for_an_event_that_waited_over_budget(world, node):
+    node.settings = replace(node.settings, drain=Drain(floor=0, budget=0.0, lost=0.0))
+    node.log.append("63")
+    checks(world, node, 60)
+    node.settings = replace(node.settings, drain=Drain(floor=1))
+    checks(world, node, 12)
+    assert steps(node) == [("L3", "pass", "L4"), ("L4", "pass", "back")]
+
+
+def test_what_was_mended_by_hand_and_fails_all_the_same_is_not_tested_for_ever(world, node):
+    node.settings = replace(node.settings, reset=Reset(), reboot=Reboot(), repair=Repair())
+    node.standing["lost"] = "hand"
+    checks(world, node, 3)
+    assert words(node) == "lost GPU3 reboot manual"
+    node.standing.clear()
+    node.plans.extend(["together"] * 9)
+    checks(world, node, 30)
+    assert steps(node) == [("L3", "fail", "reboot")] * 2
+
+
 # ---- cut short
 
 
