@@ -72,6 +72,7 @@ def source(settings: Settings, journal: Journal, name: str, now: float, timeout:
             record.clear(journal, sources, judged, now)
         return judged
 
+    whole = False
     try:
         findings, whole, state = look(settings, journal, now, timeout)
         # At once: a program that is killed between the two would have counted an error and not told of it.
@@ -85,7 +86,7 @@ def source(settings: Settings, journal: Journal, name: str, now: float, timeout:
 
         say(f"source {name} {error}", error=True)
     finally:
-        notes = {"time": now, "seconds": round(time.monotonic() - began, 3), "error": error}
+        notes = {"time": now, "seconds": round(time.monotonic() - began, 3), "error": error, "whole": whole}
         journal.put("sources", {**journal.get("sources", {}), name: notes})
     return []
 

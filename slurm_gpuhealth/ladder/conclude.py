@@ -21,7 +21,7 @@ from slurm_gpuhealth.slurm import reason as reasons
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, TypeVar
+    from typing import Any, Literal, TypeVar
 
     from slurm_gpuhealth.journal import Journal
     from slurm_gpuhealth.ladder.climb import Step
@@ -58,8 +58,12 @@ def conclude(given: Climb, result: Result, number: int, since: float) -> bool:
     _write_result(given, record, ours, result, follows)
     say(f"{given.node}: {given.rung} {result.outcome}: {result.message}; next: {follows or 'none'}")
     may = step.do == "back" and (settings.ladder.give_back or ours.fact in core.ON_REQUEST)
-    if may and ask(lambda: give_back(settings, journal, given.node, given.ours, since)):
-        return False
+    if may:
+        became = ask(lambda: give_back(settings, journal, given.node, given.ours, since, given.since))
+        if became == "found":  # by a check, since the look: it has had its decision, and would be forgotten
+            return conclude(given, result, number, since)
+        if became == "back":
+            return False
     reword(settings, journal, record, _reason_after(journal, given, ours, step))
     return step.do == "queue"
 
@@ -80,8 +84,13 @@ def _reason_after(journal: Journal, given: Climb, ours: Reason, step: Step) -> R
     return replace(ours, rung=step.rung, state="manual" if step.do == "manual" else "queued", attempt=1)
 
 
-def give_back(settings: Settings, journal: Journal, node: str, ours: Reason, since: float) -> bool:
-    """End our hold, and the DOWN that our own reboot made; False on one that it did not make. Raises HoldLost."""
+def give_back(
+    settings: Settings, journal: Journal, node: str, ours: Reason, since: float, began: float
+) -> Literal["back", "down", "found"]:
+    """End our hold, and the DOWN that our own reboot made. Raises HoldLost.
+
+    `down`: it did not make this one. `found`: a fault is true now, or was since the rung `began`.
+    """
     turn = act.turn(settings)
     try:
         record = control.show_node(settings.slurm, node)
@@ -89,14 +98,16 @@ def give_back(settings: Settings, journal: Journal, node: str, ours: Reason, sin
             raise HoldLost(f"the hold is no longer ours: {record.reason!r}")
         down = record.base == "DOWN" and not remark.read_said(record.comment).was
         if down and not _rebooted_it(journal, record, since):
-            return False
+            return "down"
+        if state.faults(journal, began):
+            return "found"
         # First: our own give-back must not be read as an admin's ack. Killed here, the next check finds the hold again.
         journal.put("hold", None)
         if down:
             control.resume(settings.slurm, node)
         else:
             hold.give_back(settings.slurm, node)
-        return True
+        return "back"
     finally:
         if turn is not None:
             os.close(turn)
@@ -133,11 +144,17 @@ def is_still(record: NodeRecord, running: Reason) -> bool:
     return record.ours is not None and replace(record.ours, tail=()) == replace(running, tail=())
 
 
-def look(settings: Settings, journal: Journal) -> None:
-    """Every source anew: a node is given back on what is true now."""
+def look(settings: Settings, journal: Journal) -> str:
+    """Every source anew: a node is given back on what is true now. Which could not be read, of those that may act."""
     watch.kernel(settings, journal, time.time())
     for name in watch.SOURCES:
         watch.source(settings, journal, name, time.time(), settings.check.timeout / 2)
+    notes = journal.get("sources", {})
+    for name, (sources, _, _) in watch.SOURCES.items():
+        acts = any(row.severity == "fault" and row.finding.partition(":")[0] in sources for row in settings.policy)
+        if acts and getattr(settings.sources, name, "enforce") == "enforce" and not notes[name]["whole"]:
+            return f"{name} {notes[name]['error'] or 'could not be read'}"
+    return ""
 
 
 def ask(question: Callable[[], Answer]) -> Answer:
@@ -150,6 +167,19 @@ def ask(question: Callable[[], Answer]) -> Answer:
             if time.monotonic() > end_:
                 raise
             time.sleep(child.WATCH / 2)
+
+
+def began(journal: Journal, step: Step, since: float) -> float:
+    """When the rung began: one that was cut short with its first attempt, for what it saw no other will."""
+    if step.attempt == 1:
+        return time.time()
+    cut = "('running', 'cut short')"
+    first = journal.one(
+        f"SELECT min(time) FROM step WHERE rung = ? AND time >= ? AND outcome IN {cut}"  # noqa: S608 - a constant
+        f" AND id > (SELECT coalesce(max(id), 0) FROM step WHERE outcome NOT IN {cut})",
+        *(step.rung, since),
+    )[0]
+    return float(first or time.time())
 
 
 def begin(journal: Journal, ours: Reason, step: Step, now: float) -> int:

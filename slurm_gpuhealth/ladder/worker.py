@@ -123,7 +123,8 @@ def climb(settings: Settings, journal: Journal, node: str) -> None:
                 resting = replace(record.ours, rung=step.rung, state=step.do, next="", attempt=step.attempt, tail=())
                 conclude.reword(settings, journal, record, resting)
             elif step.do == "back":
-                conclude.give_back(settings, journal, node, record.ours, state.began_at(journal, record))
+                now = time.time()
+                conclude.give_back(settings, journal, node, record.ours, state.began_at(journal, record), now)
                 return
             elif step.do != "run" or not _one_rung(settings, journal, record, step):
                 return
@@ -139,13 +140,14 @@ def _one_rung(settings: Settings, journal: Journal, record: NodeRecord, step: St
     """Climb one rung; whether another may follow at once. Raises HoldLost."""
     ours = record.ours
     assert ours is not None  # noqa: S101 - for the type checker
-    began, since = time.time(), state.began_at(journal, record)
+    since = state.began_at(journal, record)
+    began = conclude.began(journal, step, since)
     running = ours
     if step.rung != "RMA" and (step.rung, ours.rung, ours.state) != ("reboot", "reboot", "running"):
         running = replace(ours, rung=step.rung, state="running", next="", attempt=step.attempt, tail=())
         conclude.reword(settings, journal, record, running)
     say(f"{record.name}: {step.rung} begins: {reasons.write(running)}")
-    number = conclude.begin(journal, running, step, began)
+    number = conclude.begin(journal, running, step, time.time())
     model = str((journal.get("gpus", []) or [{}])[0].get("name", ""))
     check_hold = _checker(settings, record.name, running)
     given = Climb(
@@ -155,7 +157,9 @@ def _one_rung(settings: Settings, journal: Journal, record: NodeRecord, step: St
     child.watcher = _watcher(settings, journal, check_hold)
     try:
         result = _run(given)
-        conclude.look(settings, journal)
+        unread = conclude.look(settings, journal)
+        if unread and result.outcome == "pass":
+            result = Result("untested", f"{result.message}; and yet: {unread}")
     finally:
         child.watcher = None
         journal.put("ladder-child", None)

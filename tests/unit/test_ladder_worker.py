@@ -5,6 +5,7 @@ import time
 import pytest
 
 from slurm_gpuhealth import record
+from slurm_gpuhealth.commands import check
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import climb as core
@@ -175,6 +176,34 @@ def test_slurmd_reporting_too_few_gpus_is_not_fit(world, node):
     assert "fewer GPUs" in node.journal.one("SELECT message FROM step")[0]
 
 
+def test_what_could_not_be_looked_at_after_a_pass_is_not_given_back(world, node, monkeypatch):
+    hold(world, node)
+    cut(monkeypatch, world, node, lambda one: setattr(one, "blind", True))
+    checks(world, node, 6)
+    assert (steps(node), words(node)) == ([("L3", "untested", "")], "Xid79 GPU3 L3 untested")
+    node.blind = False
+    checks(world, node, 3, 3700)
+    assert (steps(node)[1:], repr(node)) == ([("L3", "pass", "back")], "n1 IDLE ''")
+
+
+@pytest.mark.parametrize("what", [lambda one: one.standing.update(lost="reboot"), lambda one: one.log.append("48")])
+def test_what_a_check_finds_between_the_pass_and_the_give_back_bars_it(world, node, monkeypatch, what):
+    """It is held for it, so that nobody would decide on it again."""
+    hold(world, node)
+
+    left = [what]
+
+    def check_sees(world, one, verb, _):
+        if verb == "remarks" and left:
+            left.pop()(one)
+            world.run(one, "check", check.check)
+
+    monkeypatch.setattr(world, "on_write", check_sees)
+    checks(world, node, 6)
+    assert steps(node)[1] in [("reboot", "pass", "back"), ("reset", "pass", "back")]
+    assert repr(node) == "n1 IDLE ''"
+
+
 def test_what_its_policy_row_says_of_a_pass_holds_also_for_an_event_that_waited_over_budget(world, node):
     node.settings = replace(node.settings, drain=Drain(floor=0, budget=0.0, lost=0.0))
     node.log.append("63")
@@ -196,6 +225,23 @@ def test_what_was_mended_by_hand_and_fails_all_the_same_is_not_tested_for_ever(w
 
 
 # ---- cut short
+
+
+def test_an_event_in_a_rung_that_was_cut_short_counts_in_its_second_attempt(world, node, monkeypatch):
+    hold(world, node, "Xid79 GPU3 L4 queued")
+
+    def seen_and_killed(one):
+        one.log.append("48")
+        world.run(one, "check", check.check)
+        world.running[-1].dead = True
+        raise model.Killed
+
+    cut(monkeypatch, world, node, seen_and_killed)
+    world.pass_time(400)
+    world.check(node)
+    assert (words(node), steps(node)) == ("Xid79 GPU3 L4 running", [("L4", "running", "")])
+    checks(world, node, 6)
+    assert steps(node)[1:] == [("L4", "fail", "reset"), ("reset", "pass", "back")]
 
 
 def test_killed_in_mid_rung_it_is_run_again_once_and_then_said_to_be_untested(world, node):
