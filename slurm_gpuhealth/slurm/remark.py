@@ -141,7 +141,8 @@ def _word(text: str) -> str:
 def _escape(text: str) -> str:
     ends = (0, len(text) - 1)
     return "".join(
-        f"%{ord(c):02X}" if c in MARKS or (place in ends and c == " ") else c for place, c in enumerate(text)
+        "".join(f"%{byte:02X}" for byte in c.encode()) if c in MARKS or (place in ends and c.isspace()) else c
+        for place, c in enumerate(text)
     )
 
 

@@ -119,7 +119,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(climb, monkeypatch):
 
 def test_what_a_killed_one_left_goes_and_the_last_five_stay(climb):
     folder = os.path.join(climb.settings.paths.state, "bundles")
-    bundle.run(climb)
+    os.mkdir(folder)
     for number in range(8):
         with open(os.path.join(folder, f"n1-2026010{number}T000000Z.tar.gz"), "w"):
             pass

@@ -1,7 +1,7 @@
 """Our part of a node's Comment and Extra: read back whole, the site's own text kept, hostile texts harmless."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurm_gpuhealth.frozen import replace
@@ -29,6 +29,7 @@ RESULT = st.builds(
 
 
 @given(SITE, SAID)
+@example("", Said(was="\xa0the PSU\u2003"))
 def test_what_an_admin_said_reads_back_and_the_sites_text_stays(site, said):
     comment = remark.write_said(site, said)
     assert remark.read_said(comment) == said
