@@ -111,7 +111,7 @@ def main() -> int:
 
 def climb(settings: Settings, journal: Journal, node: str) -> None:
     """Rung after rung, until there is nothing to do now."""
-    _end_orphan(journal)
+    _end_orphan(settings, journal)
     try:
         while True:
             record = conclude.ask(lambda: control.show_node(settings.slurm, node))
@@ -208,11 +208,12 @@ def _watcher(settings: Settings, journal: Journal, check_hold: Callable[[], None
     return look
 
 
-def _end_orphan(journal: Journal) -> None:
+def _end_orphan(settings: Settings, journal: Journal) -> None:
     """End what an earlier worker left running when it was killed: DCGM runs one diagnostic at a time."""
     left = journal.get("ladder-child")
     if left:
-        orphan = child.Child(left[1], left[2])
+        # After a boot that number and start time may be somebody else's.
+        orphan = child.Child(left[1], left[2] if left[0] == watch.boot_id(settings) else -1)
         for _ in range(100):
             if not child.alive(orphan):
                 break

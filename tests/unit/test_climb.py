@@ -109,6 +109,12 @@ def test_what_keeps_a_node_from_being_tested(record, way):
     assert climb.due(reason("L3 queued"), record, Known(), TESTS).do == ("wait" if way else "run")
 
 
+def test_a_sweep_gives_way_to_a_job_and_nothing_else_does():
+    busy = NodeRecord("n1", "MIXED", frozenset({"DRAIN"}), alloc_cpus=1)
+    for words, then in {"sweep L2 queued": "back L2", "asked L3 queued": "wait", "L3 queued": "wait"}.items():
+        assert said(climb.due(reason(words), busy, Known(), TESTS)) == then
+
+
 @pytest.mark.parametrize(
     ("words", "rung", "outcome", "open_", "settings", "then"),
     [
@@ -132,6 +138,10 @@ def test_what_keeps_a_node_from_being_tested(record, way):
         # Rebooted often enough.
         ("reset running boots=2", "reset", "fail", (), ALL, "queue repair"),
         ("reset running boots=1", "reset", "fail", (), ALL, "queue reboot"),
+        ("reset running boots=2", "reset", "fail", (), TESTS, "manual reboot"),
+        # What the policy itself wants mended by hand, a cable, is no GPU to be returned.
+        ("L3 running", "L3", "pass", (Open("repair"),), TESTS, "manual repair"),
+        ("L3 running", "L3", "pass", (Open("repair"),), ALL, "queue repair"),
         # A pass beside a fault that is true is none; the fault says what may help.
         ("L3 running", "L3", "pass", (Open("L3"),), ALL, "queue L4"),
         ("L3 running", "L3", "pass", (Open("L3", failed="reboot"),), ALL, "queue reboot"),

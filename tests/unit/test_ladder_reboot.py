@@ -243,3 +243,14 @@ def test_reboots_before_the_window_and_ones_that_did_not_come_do_not_count(slurm
     slurm.then = [slurm.record, slurm.after("reboot issued", "reboot timed out")]
     reboot.run(climb)
     assert [parse(write(one)).boots for one in reboots(slurm)] == [1]
+
+
+def test_a_node_with_a_job_is_not_rebooted_also_one_that_came_just_now(slurm, climb, monkeypatch):
+    idle, busy = slurm.record, replace(slurm.record, alloc_cpus=1)
+    slurm.record = busy
+    assert reboot.run(climb) == Result("untested", "a job is here")
+    slurm.record = idle
+    looks = [idle, busy]
+    monkeypatch.setattr(reboot.control, "show_node", lambda *_: looks.pop(0))
+    result = reboot.run(climb)
+    assert (result.outcome, "a job is here" in result.message, reboots(slurm)) == ("untested", True, [])

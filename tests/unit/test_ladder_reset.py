@@ -109,6 +109,13 @@ def test_a_check_leaves_the_services_stopped_while_the_worker_is_at_it_and_start
     assert (services(folder), climb.journal.get("stopped")) == (dict.fromkeys(HELD, "active"), None)
 
 
+def test_what_an_earlier_reset_could_not_start_is_started_after_this_one(climb, folder):
+    climb.journal.put("stopped", ["nvidia-dcgm"])
+    change(folder, services={"nvidia-persistenced": "active", "nvidia-dcgm": "inactive"})
+    reset.run(climb)
+    assert services(folder) == dict.fromkeys(HELD, "active")
+
+
 def killed_at(verb, really):
     def systemctl(settings, asked, unit):
         if asked == verb:
