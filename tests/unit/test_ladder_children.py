@@ -1,4 +1,4 @@
-"""The worker's children: ended with a hold that is lost, and by the next worker after a kill; what is worth a test."""
+"""The worker's children, ended with a lost hold and after a kill; which tests are run, how long, what raises a rung."""
 
 import subprocess
 import time
@@ -7,8 +7,11 @@ import pytest
 
 from slurm_gpuhealth import child, watch
 from slurm_gpuhealth.findings import Finding
-from slurm_gpuhealth.ladder import state, worker
-from slurm_gpuhealth.ladder.rungs import HoldLost
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.ladder import conclude, entry, rungs, state, test, worker
+from slurm_gpuhealth.ladder.rungs import Climb, HoldLost, Result
+from slurm_gpuhealth.settings import Ladder, Model
+from slurm_gpuhealth.slurm.reason import Reason
 
 
 @pytest.fixture
@@ -52,6 +55,30 @@ def test_a_child_is_written_down_first_and_the_hold_is_asked_for_while_it_runs(s
             break
         time.sleep(0.1)
     assert not child.alive(child.Child(pid, start))
+
+
+def test_a_test_that_somebody_asked_for_is_run_whatever_stands(settings, journal, monkeypatch):
+    stands = Finding(0.0, "nvml", "x", "a remap", None, "fault", True)
+    monkeypatch.setattr(conclude, "look", lambda *_: None)
+    monkeypatch.setattr(state, "faults", lambda *_: [stands])
+    monkeypatch.setattr(test, "run", lambda climb: Result("pass", "level 3"))
+    for fact, outcome in {"asked": "pass", "remap": "fail"}.items():
+        given = Climb(settings, journal, "n1", Reason(fact, 3, "L3", "running"), "L3", 60.0, lambda: None)
+        assert worker._run(given).outcome == outcome
+
+
+def test_a_reason_is_raised_by_what_is_worse_and_not_under_a_rung_that_runs():
+    worse, held = Reason("remap", 3, "reset", "queued"), Reason("Xid79", 3, "L3", "queued")
+    assert entry.is_higher(worse, held)
+    assert not entry.is_higher(held, worse)
+    assert not entry.is_higher(worse, replace(held, state="running"))
+    assert not entry.is_higher(worse, replace(held, state="fail", next="RMA"))
+
+
+def test_each_level_has_its_own_limit_on_a_model(settings):
+    settings = replace(settings, ladder=Ladder(model=(Model("*H100*", 60.0, 120.0),)))
+    limits = [rungs.seconds(settings, rung, "NVIDIA H100 80GB") for rung in ("L3", "L4")]
+    assert (limits, rungs.seconds(settings, "L4", "A100")) == ([60.0, 120.0], settings.ladder.l4)
 
 
 def test_no_test_beside_a_condition_that_none_can_clear():

@@ -62,6 +62,7 @@ def test_of_gpus_that_fail_together_only_who_fails_alone_is_named(level):
 def test_gpus_that_fail_only_in_company_are_not_fit_and_none_is_named(level):
     result, _ = level([{**GOOD, "GPU-0": "fail"}, {"GPU-0": "pass"}])
     assert (result.outcome, result.gpu) == ("fail", None)
+    assert result.message == "level 3: 1 GPUs fail together, and none of them alone"
 
 
 def test_a_setting_is_nothing_against_a_gpu(level):
@@ -76,6 +77,17 @@ def test_what_could_not_be_tested_is_said_to_be_untested_and_why(level):
 def test_of_a_gpu_that_somebody_asked_for_that_one_alone_is_tested(level):
     result, runs = level([{"GPU-1": "pass"}], "asked GPU1 L3 running")
     assert (result.outcome, runs) == ("pass", [["GPU-1"]])
+
+
+def test_for_a_fault_all_gpus_are_tested_whichever_it_names(level):
+    assert level([GOOD], "Xid79 GPU1 L3 running")[1] == [EVERY]
+
+
+def test_what_a_deeper_level_found_is_tested_by_that_level(level, settings, journal):
+    found = Finding(NOW, "dcgm", "memory", "bad", Gpu("GPU-1"), standing=True, details={**TEST, "level": 4})
+    record.keep(journal, settings, [found], NOW)
+    level([GOOD])
+    assert journal.one("SELECT max(level) FROM diagnostic")[0] == 4
 
 
 def test_a_gpu_that_there_is_not_can_not_be_tested(level):
