@@ -80,7 +80,7 @@ def start(node: str) -> None:
             null = os.open("/dev/null", os.O_RDWR)
             for number in (0, 1, 2):
                 os.dup2(null, number)
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            child.close_from(3)
             os.chdir("/")
             ours = {key: value for key, value in os.environ.items() if key.startswith("GPUHEALTH_")}
             env = {"PATH": child.PATH, "LC_ALL": "C.UTF-8", **ours, "SLURMD_NODENAME": node}

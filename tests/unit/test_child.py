@@ -1,3 +1,4 @@
+import fcntl
 import os
 import signal
 import subprocess
@@ -140,3 +141,14 @@ def test_when_we_are_ended_our_child_ends_too():
 def _children(pid: int) -> list[int]:
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(word) for word in file.read().split()]
+
+
+def test_a_child_has_no_descriptor_of_ours_and_no_limit_on_them_makes_it_slow(monkeypatch):
+    monkeypatch.setattr(os, "sysconf", lambda _: pytest.fail("a billion, where the limit is infinity"))
+    far = fcntl.fcntl(0, fcntl.F_DUPFD, 500)
+    os.set_inheritable(far, True)
+    try:
+        done = child.run(["/bin/ls", "/proc/self/fd"], timeout=10)
+    finally:
+        os.close(far)
+    assert done.stdout.split() == [b"0", b"1", b"2", b"3"]  # 3: the folder that ls reads
