@@ -240,7 +240,7 @@ def test_here_it_begins_at_once(lab):
 
 def test_killed_over_its_request_the_node_goes_on_alone(lab):
     child = start(lab, "n1")
-    lab.until_reason("n1", "L3 claim")
+    until(lambda: "L3 claim" in lab.reason("n1"), "the claim")
     child.kill()
     child.communicate()
     until(lambda: "L3 pass" in lab.node("n1") and lab.state("n1") == "IDLE", "n1 tested and back", 120)
