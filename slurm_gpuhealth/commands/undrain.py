@@ -173,7 +173,8 @@ def _give_back(settings: Settings, ready: list[NodeRecord], until: float, now: f
     groups: dict[str | None, list[str]] = {}
     for one in ready:
         comment = _acknowledged(one, _facts([one]), until, now)
-        if remark.read_said(one.comment).was:  # an admin's drain that was taken over: he gets it back
+        # An admin's drain that was taken over: he gets it back. The DOWN of our own reboot: UNDRAIN would leave it.
+        if remark.read_said(one.comment).was or one.base == "DOWN":
             if comment is not None:
                 control.set_remarks(settings.slurm, one.name, comment=comment)
             hold.give_back(settings.slurm, one.name)

@@ -81,3 +81,15 @@ def test_everywhere_acknowledges_on_nodes_that_are_not_held_in_few_orders(monkey
     assert [names for names, _ in orders] == [["n1", "n2"], ["n3", "n4"]]
     assert all(remark.read_said(comment).acks == {"rollout": NOW + 6000} for _, comment in orders)
     assert orders[1][1].startswith("rack 7 ")
+
+
+@pytest.mark.parametrize(("boots", "order"), [(1, "resume"), (0, "undrain")])
+def test_only_the_down_of_our_own_reboot_is_ended(monkeypatch, boots, order):
+    one = undrain.replace(record(undrain.replace(XID, state="manual", boots=boots)), base="DOWN")
+    orders = []
+    monkeypatch.setattr(undrain.control, "show_node", lambda slurm, name: one)
+    monkeypatch.setattr(undrain.control, "set_remarks", lambda slurm, name, comment: orders.append("ack"))
+    monkeypatch.setattr(undrain.control, "resume", lambda slurm, name: orders.append("resume"))
+    monkeypatch.setattr(undrain.control, "undrain", lambda slurm, name: orders.append("undrain"))
+    undrain._give_back(Settings(), [one], NOW + 6000, NOW)
+    assert orders == ["ack", order]
