@@ -118,16 +118,26 @@ def _run(
         follow.until_end(settings, before, ends, screen, open_journal(settings.paths) if here else None, no_wait)
     except KeyboardInterrupt:
         left = [name for name in before if name not in ends]
+        unsure = [name for name in names if name not in before and name not in ends][:1]  # its order was under way
         screen.now("")
-        which = f"gpuhealth ladder {left[0]}" if len(left) == 1 else "gpuhealth ladder"
+        which = " ".join(["gpuhealth ladder", *(left + unsure if len(left + unsure) == 1 else [])])
+        who = ", ".join(left + [f"{name} perhaps, its order was under way" for name in unsure])
         click.echo(
-            f"\nNot followed any more; the ladder goes on without you: {', '.join(left) or 'nothing was asked'}\n"
+            f"\nNot followed any more; the ladder goes on without you: {common.safe(who) or 'nothing was asked'}\n"
             f"Look again: {which}    End it: gpuhealth ladder cancel NODE",
             err=True,
         )
         raise SystemExit(130) from None
     screen.now("")
-    return [replace(ends[name], seconds=round(time.time() - began, 1)) for name in names]
+    return [replace(_as_asked(ends[name], request), seconds=round(time.time() - began, 1)) for name in names]
+
+
+def _as_asked(end: End, request: Request) -> End:
+    """Another's request of the same moment may have taken the place of ours: less than was asked for is no proof."""
+    wanted = max(request.rung, request.through, key=asking.rank)
+    if end.outcome != "fit" or not end.rung or asking.rank(end.rung) >= asking.rank(wanted):
+        return end
+    return replace(end, outcome="not run", message=f"not {wanted} as asked, somebody asked for less: {end.message}")
 
 
 def _ask(

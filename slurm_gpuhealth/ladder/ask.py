@@ -65,6 +65,8 @@ def ask(
         change = hold.take_over(settings.slurm, name, wanted, record.reason)
     if change.plan.action == "leave":
         raise Unchanged(change.plan.why)
+    if not change.done:  # somebody else asked, or drained it, in the same moment
+        raise Unchanged(f"it was changed while we looked: {change.after.reason!r}")
     holds.append(Hold(name, wanted, now))
     whose = f", {record.reason!r} put back afterwards" if record.owner != "none" else ""
     return record, f"drained{whose}: {reasons.write(wanted)}"
@@ -102,8 +104,11 @@ def has_failed(record: NodeRecord, ours: Reason) -> bool:
 def _again(settings: Settings, record: NodeRecord, ours: Reason, request: Request) -> str:
     """A node that we hold already: the rung asked for is queued, unless it is under way or comes anyway."""
     coming = ours.rung if ours.state == "queued" else "" if climb.is_end(ours) else ours.next
-    rung, to = (max(pair, key=_rank) for pair in ((coming, request.rung), (ours.to, request.through)))
-    if ours.state in ("claim", "running") or (rung == coming and _rank(to) <= _rank(max(coming, ours.to, key=_rank))):
+    rung, to = (max(pair, key=rank) for pair in ((coming, request.rung), (ours.to, request.through)))
+    under_way = ours.state in ("claim", "running")
+    if under_way and rank(max(request.rung, request.through, key=rank)) > rank(max(ours.rung, ours.to, key=rank)):
+        raise Unchanged(f"{ours.rung} is under way, and less than was asked for: again after it: {record.reason}")
+    if under_way or (rung == coming and rank(to) <= rank(max(coming, ours.to, key=rank))):
         return f"held already: {record.reason}"
     queued = replace(ours, rung=rung, state="queued", next="", to=to, attempt=1, by=request.by, tail=())
     change = hold.reword(settings.slurm, record.name, queued)
@@ -148,5 +153,5 @@ def _can_be_put_back(record: NodeRecord) -> bool:
     )
 
 
-def _rank(rung: str) -> int:
+def rank(rung: str) -> int:
     return RUNGS.index(rung) if rung else -1

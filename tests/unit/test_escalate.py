@@ -205,3 +205,23 @@ def test_a_wrong_call_is_no_verdict_on_a_node(monkeypatch, capsys):
         with pytest.raises(SystemExit) as end:
             escalate.main()
         assert end.value.code == 3
+
+
+def test_ctrl_c_in_the_middle_of_an_order_does_not_say_that_nothing_was_asked(slurm, run, monkeypatch):
+    slurm.add("n1")
+
+    def stopped(s, name, reason):
+        slurm.drain(s, name, reason)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(control, "drain", stopped)
+    done = run("n1")
+    assert done.exit_code == 130
+    assert "without you: n1 perhaps, its order was under way\nLook again: gpuhealth ladder n1 " in done.output
+
+
+def test_level_4_asked_for_is_not_proven_by_the_level_3_that_another_asked_for(slurm, run):
+    slurm.add("n1")
+    slurm.then = [lambda: slurm.change("n1", flags=frozenset(), reason="", extra=ran(at=NOW + 9e7))]
+    done = run("n1", "--level", "4")
+    assert (done.exit_code, "not run: not L4 as asked" in done.output) == (3, True)

@@ -123,8 +123,9 @@ def test_what_slurm_drained_goes_back_to_slurm(settings, slurm):
         (FAULT, replace(L3, rung="L4"), ("L4", "queued", "")),
         (FAULT, replace(L3, through="L4"), ("L3", "queued", "L4")),
         (replace(FAULT, rung="reset"), L3, ("reset", "queued", "")),
-        (replace(FAULT, state="running"), replace(L3, rung="L4"), ("L3", "running", "")),
-        (replace(FAULT, state="claim"), replace(L3, rung="L4"), ("L3", "claim", "")),
+        (replace(FAULT, state="running"), L3, ("L3", "running", "")),
+        (replace(FAULT, rung="reset", state="running"), replace(L3, rung="L4"), ("reset", "running", "")),
+        (replace(FAULT, state="claim"), L3, ("L3", "claim", "")),
         (replace(FAULT, rung="L1", state="fail", next="L3"), L3, ("L1", "fail", "")),
         (replace(FAULT, rung="L1", state="fail", next="L3"), replace(L3, rung="L4"), ("L4", "queued", "")),
     ],
@@ -136,6 +137,27 @@ def test_a_node_that_we_hold_is_asked_for_what_does_not_come_anyway(settings, sl
     assert (found.rung, found.state, found.to) == after
     assert (found.fact, found.gpu, found.since) == ("Xid79", 3, "11-20T12:03Z")
     assert (found.attempt, found.by) == ((1, "alice") if slurm.orders else (ours.attempt, ""))
+
+
+@pytest.mark.parametrize("state", ["claim", "running"])
+@pytest.mark.parametrize("more", [{"rung": "L4"}, {"through": "L4"}])
+def test_level_3_under_way_is_no_answer_to_who_asked_for_level_4(settings, slurm, state, more):
+    slurm.add("n1", flags="DRAIN", reason=replace(FAULT, state=state))
+    with pytest.raises(ask.Unchanged, match="L3 is under way, and less than was asked for"):
+        slurm.ask(settings, request=replace(L3, **more))
+    assert slurm.orders == []
+
+
+def test_of_two_who_ask_in_the_same_moment_the_one_overwritten_is_told(settings, slurm, monkeypatch):
+    slurm.add("n1")
+
+    def and_another(s, name, reason):
+        slurm.drain(s, name, reason)
+        slurm.drain(s, name, replace(reason, rung="L4", by="bob"))
+
+    monkeypatch.setattr(control, "drain", and_another)
+    with pytest.raises(ask.Unchanged, match=r"changed while we looked: .*by=bob"):
+        slurm.ask(settings)
 
 
 # ---- cancelling
