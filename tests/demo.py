@@ -55,7 +55,7 @@ def main() -> int:
 
 KEPT = """
 == The cluster stays up (KEEP=1)
-To use it:            export SLURM_CONF={conf} GPUHEALTH_CONFIG={config}
+To use it, as on n1:  export SLURM_CONF={conf} GPUHEALTH_CONFIG={config} SLURMD_NODENAME=n1 PATH={bin}:$PATH
 Look:                 sinfo -N; {bin}/gpuhealth --node n2 status
 Run a job:            sbatch --uid games --chdir /tmp --gres gpu:2 --wrap hostname
 Break something:      tests/fakes/inject {lab}/nodes/n1 xid 48 --gpu 1
