@@ -59,6 +59,7 @@ def start(lab, *argv, program="gpuhealth-escalate", config="/nowhere", here="log
         env={**lab.env, "GPUHEALTH_CONFIG": str(config), "SLURMD_NODENAME": here, "COLUMNS": "200"},
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where a shell runs us behind
         **{"stderr": subprocess.PIPE, **options},
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_gpuhealth.slurm import remark
-from tests.daemons import until
+from tests.daemons import MARK, until
 from tests.fakes import node as fakes
 from tests.lab import Lab, fresh
 
@@ -72,7 +72,8 @@ def worker(lab, node):
     """The pid of the node's worker; 0 without one."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            ours = f"SLURMD_NODENAME={node}".encode() in (folder / "environ").read_bytes().split(b"\0")
+            environ = (folder / "environ").read_bytes().split(b"\0")
+            ours = {f"SLURMD_NODENAME={node}".encode(), f"{MARK}={lab.lab}".encode()} <= set(environ)
             if ours and b"slurm_gpuhealth.ladder.worker" in (folder / "cmdline").read_bytes():
                 return int(folder.name)
         except OSError:
@@ -192,11 +193,14 @@ def test_slurmd_restarted_in_mid_rung_changes_nothing(lab):
 
 
 def test_a_job_on_the_node_ends_first(lab):
-    job = lab.submit("sleep 12", gres="gpu:1", nodelist="n1")
+    job = lab.submit("sleep 600", gres="gpu:1", nodelist="n1")
     lab.wait(job, "RUNNING")
     fault(lab, "n1")
     lab.until_reason("n1", "L3 queued")
-    lab.wait(job, "COMPLETED")
+    lab.until_checked("n1")
+    assert steps(lab, "n1") == []
+    lab.run("scancel", str(job))
+    lab.wait(job, "CANCELLED")
     ended = time.time()
     until_back(lab, "n1", 60)
     assert lab.rows("n1", "SELECT min(time) FROM step")[0][0] >= ended - 1
