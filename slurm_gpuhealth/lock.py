@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.settings import Settings
 
 
-def take(settings: Settings, name: str, deadline: float = 0.0) -> int | None:
+def take(settings: Settings, name: str, deadline: float = 0.0, real: bool = False) -> int | None:
     """The lock `name` as a descriptor to close, or None when another program holds it until `deadline` (monotonic).
 
-    Where neither `paths.run` nor `paths.state` can be written it is no lock at all: better that than no look.
+    Where neither `paths.run` nor `paths.state` can be written it is no lock at all: better that than no look. But for
+    `real` ones: None then.
     """
     import fcntl
 
@@ -28,6 +29,9 @@ def take(settings: Settings, name: str, deadline: float = 0.0) -> int | None:
                 return None
             time.sleep(0.05)
         except OSError:  # a file system that knows no locks
+            if real:
+                os.close(fd)
+                return None
             return fd
 
 

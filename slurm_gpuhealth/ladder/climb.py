@@ -78,6 +78,13 @@ def due(ours: Reason, record: NodeRecord, known: Known, settings: Settings) -> S
     if known.worker:
         return Step("wait", why=f"{ours.rung} is running")
     if ours.state == "pass":
+        if (
+            settings.ladder.give_back
+            and not in_the_way(record)
+            and record.base != "DOWN"
+            and _may("L3", ours, settings)
+        ):
+            return Step("run", "L3", "fit, and not given back: slurmd was away, or it was not to be")
         return Step("wait", why="fit: an admin gives it back")
     if is_end(ours) and known.bundled:
         return Step("wait", why="the end of the ladder: a human's")

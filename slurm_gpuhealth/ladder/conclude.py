@@ -147,14 +147,19 @@ def is_still(record: NodeRecord, running: Reason) -> bool:
 def look(settings: Settings, journal: Journal) -> str:
     """Every source anew: a node is given back on what is true now. Which could not be read, of those that may act."""
     watch.kernel(settings, journal, time.time())
-    for name in watch.SOURCES:
-        watch.source(settings, journal, name, time.time(), settings.check.timeout / 2)
-    notes = journal.get("sources", {})
+    unread = ""
     for name, (sources, _, _) in watch.SOURCES.items():
         acts = any(row.severity == "fault" and row.finding.partition(":")[0] in sources for row in settings.policy)
-        if acts and getattr(settings.sources, name, "enforce") == "enforce" and not notes[name]["whole"]:
-            return f"{name} {notes[name]['error'] or 'could not be read'}"
-    return ""
+        matters = acts and getattr(settings.sources, name, "enforce") == "enforce"
+        for pause in (5.0, 20.0, 0.0):  # a check, or DCGM that just ends, may have had it
+            watch.source(settings, journal, name, time.time(), settings.check.timeout / 2)
+            note = journal.get("sources", {}).get(name, {})
+            if not matters or note["whole"]:
+                break
+            if not pause:
+                unread = unread or f"{name} {note['error'] or 'could not be read'}"
+            time.sleep(pause)
+    return unread
 
 
 def ask(question: Callable[[], Answer]) -> Answer:

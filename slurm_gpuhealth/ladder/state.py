@@ -40,8 +40,8 @@ def known(settings: Settings, journal: Journal, record: NodeRecord, now: float) 
 
 
 def at_work(settings: Settings) -> bool:
-    """Whether a worker is on this node."""
-    turn = lock.take(settings, LOCK)
+    """Whether a worker is on this node, or could not be told from another."""
+    turn = lock.take(settings, LOCK, real=True)
     if turn is None:
         return True
     os.close(turn)

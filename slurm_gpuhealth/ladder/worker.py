@@ -99,7 +99,7 @@ def main() -> int:
     if not opened:
         return 0
     settings, journal = opened
-    turn = lock.take(settings, state.LOCK)
+    turn = lock.take(settings, state.LOCK, real=True)
     if turn is None:
         return 0
     try:

@@ -17,6 +17,7 @@ TESTS = Settings()
 """As installed: the tests are on, what changes the node is off."""
 ALL = Settings(reset=Reset(enabled=True), reboot=Reboot(enabled=True), repair=Repair(command=("/bin/true",)))
 NONE = Settings(ladder=Ladder(tests=False))
+KEPT = Settings(ladder=Ladder(give_back=False))
 IDLE = NodeRecord("n1", "IDLE", frozenset({"DRAIN"}))
 HOUR = TESTS.ladder.retry
 
@@ -77,7 +78,11 @@ def said(step):
         ("reset manual", Known(rebooted=True), TESTS, "run L3"),
         ("reset manual", Known(mended=True), TESTS, "run L3"),
         ("reset manual", Known(mended=True), NONE, "wait"),
-        ("L3 pass", Known(rebooted=True, mended=True, age=1e9), ALL, "wait"),
+        # Fit, and still here: an admin wanted it so, or slurmd was away when it passed.
+        ("L3 pass", Known(rebooted=True, mended=True, age=1e9), KEPT, "wait"),
+        ("L3 pass", Known(), TESTS, "run L3"),
+        ("reset pass", Known(), ALL, "run L3"),
+        ("L3 pass", Known(), NONE, "wait"),
     ],
 )
 def test_what_is_due(words, known, settings, then):
@@ -107,6 +112,11 @@ def test_what_keeps_a_node_from_being_tested(record, way):
     assert found.startswith(way)
     assert bool(found) == bool(way)
     assert climb.due(reason("L3 queued"), record, Known(), TESTS).do == ("wait" if way else "run")
+
+
+def test_what_proved_fit_while_slurmd_was_away_waits_for_it():
+    down = replace(IDLE, base="DOWN")
+    assert climb.due(reason("L3 pass"), down, Known(), TESTS).do == "wait"
 
 
 def test_a_sweep_gives_way_to_a_job_and_nothing_else_does():

@@ -9,9 +9,11 @@ import pytest
 from slurm_gpuhealth import child, lock, watch
 from slurm_gpuhealth.child import Child, Ended, Probed
 from slurm_gpuhealth.findings import Finding
+from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.journal import open_journal
 from slurm_gpuhealth.judge import SOURCE_OF
-from slurm_gpuhealth.settings import Sources
+from slurm_gpuhealth.ladder import conclude
+from slurm_gpuhealth.settings import Row, Sources
 
 NOW = time.time()
 
@@ -94,3 +96,30 @@ def test_a_child_that_was_killed_a_moment_ago_is_no_evidence_yet(settings, journ
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+def test_where_no_lock_can_be_had_a_look_goes_on_and_a_worker_does_not(settings):
+    nowhere = replace(settings, paths=replace(settings.paths, run="/proc/nowhere", state="/proc/nowhere"))
+    os.close(lock.take(nowhere, "check"))
+    assert lock.take(nowhere, "worker", real=True) is None
+
+
+def test_a_source_that_somebody_else_had_is_looked_at_again_before_a_node_is_called_unread(
+    settings, journal, monkeypatch
+):
+    tries = []
+
+    def source(settings, journal, name, now, timeout):
+        tries.append(name)
+        whole = name != "nvml" or tries.count("nvml") > until
+        journal.put("sources", {**journal.get("sources", {}), name: {"error": "" if whole else "hung", "whole": whole}})
+
+    settings = replace(settings, policy=(Row("nvml:lost", "fault", "L3"),))
+    monkeypatch.setattr(watch, "kernel", lambda *_: [])
+    monkeypatch.setattr(watch, "source", source)
+    monkeypatch.setattr(conclude.time, "sleep", lambda _: None)
+    until = 1
+    assert (conclude.look(settings, journal), tries.count("nvml")) == ("", 2)
+    tries.clear()
+    until = 9
+    assert (conclude.look(settings, journal), tries.count("nvml")) == ("nvml hung", 3)
