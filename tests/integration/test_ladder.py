@@ -185,8 +185,7 @@ def test_slurmd_restarted_in_mid_rung_changes_nothing(lab):
     fault(lab, "n1")
     lab.until_reason("n1", "L3 running")
     mine = worker(lab, "n1")
-    lab.daemons.stop("slurmd-n1")
-    lab.daemons.start("slurmd-n1", "slurmd", "-D", "-f", str(lab.conf), "-N", "n1")
+    restart(lab, "n1")
     assert worker(lab, "n1") == mine
     until_back(lab, "n1", 120)
     assert steps(lab, "n1") == [("L3", "pass", "back")]
@@ -204,3 +203,28 @@ def test_a_job_on_the_node_ends_first(lab):
     ended = time.time()
     until_back(lab, "n1", 60)
     assert lab.rows("n1", "SELECT min(time) FROM step")[0][0] >= ended - 1
+
+
+def test_a_node_whose_slurmd_reports_a_gpu_less_than_configured_is_not_fit_whatever_passes(lab):
+    scale(lab, "n1", 0.02)
+    fault(lab, "n1")
+    lab.until_reason("n1", "L3 running")
+    conf = lab.lab / "etc/gres.conf"
+    whole = conf.read_text()
+    try:
+        conf.write_text("".join(whole.splitlines(True)[1:]))  # n1's first
+        restart(lab, "n1")
+        text = lab.until_reason("n1", "reboot manual")
+        assert "INVALID_REG" in lab.state("n1")
+        assert "GPU3 reboot manual" in text
+        assert steps(lab, "n1") == [("L3", "fail", "reboot")]
+    finally:
+        conf.write_text(whole)
+        restart(lab, "n1")
+        until(lambda: "INVALID_REG" not in lab.state("n1"), "a whole registration")
+
+
+def restart(lab, node):
+    """slurmd alone, not the node's host engine."""
+    lab.daemons.stop(f"slurmd-{node}")
+    lab.daemons.start(f"slurmd-{node}", "slurmd", "-D", "-f", str(lab.conf), "-N", node)
