@@ -81,9 +81,13 @@ def match(rows: Sequence[Row], finding: Finding, repeats: Repeats) -> Row | None
 
 
 def worst(judged: Iterable[Judged]) -> Judged | None:
-    """The fault that names the reason: of the highest rung, then the one seen first. None without a fault."""
-    faults = [one for one in judged if one.severity == "fault"]
-    return max(faults, key=lambda one: RUNGS.index(one.rung) if one.rung in RUNGS else -1, default=None)
+    """The fault that names the reason: of the highest rung, then an event (Xid 48) before the condition that it leaves
+    (a pending remap), then the one seen first. None without a fault."""
+
+    def rank(one: Judged) -> tuple[int, bool]:
+        return RUNGS.index(one.rung) if one.rung in RUNGS else -1, not one.finding.standing
+
+    return max((one for one in judged if one.severity == "fault"), key=rank, default=None)
 
 
 def identity(finding: Finding) -> tuple[str, str]:

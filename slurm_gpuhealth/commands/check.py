@@ -59,6 +59,7 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
     if waits and not put_off:
         from slurm_gpuhealth import act
 
+        watch.kernel(settings, journal, time.time())  # the Xid of what NVML has just shown names it better
         act.act(settings, journal, "check", node, now)
     elif not jobs.running(journal):
         record = _poll(settings, journal, node, now)

@@ -63,3 +63,10 @@ def test_the_deepest_rung_names_the_reason():
     named = worst(judge([XID79, remap], replace(ENFORCE, policy=rows), never))
     assert (named.finding.code, named.finding.gpu.index, named.rung) == ("remap-fail", 5, "RMA")
     assert worst([]) is None
+
+
+def test_an_event_names_the_reason_before_the_condition_that_it_leaves():
+    rows = (Row("*", "fault", rung="reset"),)
+    pending = Finding(1.0, "nvml", "remap-pend", "", GPU3, standing=True)
+    xid48 = Finding(1.5, "xid", "48", "", GPU3)
+    assert worst(judge([pending, xid48], replace(ENFORCE, policy=rows), never)).finding.code == "48"

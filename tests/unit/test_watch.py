@@ -8,6 +8,7 @@ import pytest
 
 from slurm_gpuhealth import child, lock, watch
 from slurm_gpuhealth.child import Child, Ended, Probed
+from slurm_gpuhealth.commands import check
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.journal import open_journal
@@ -123,3 +124,19 @@ def test_a_source_that_somebody_else_had_is_looked_at_again_before_a_node_is_cal
     tries.clear()
     until = 9
     assert (conclude.look(settings, journal), tries.count("nvml")) == ("nvml hung", 3)
+
+
+def test_an_xid_that_the_kernel_printed_while_a_source_was_read_is_known_before_anything_is_decided(
+    settings, journal, monkeypatch
+):
+    order = []
+    monkeypatch.setattr(watch, "kernel", lambda *_: order.append("kernel") or [])
+    monkeypatch.setattr("slurm_gpuhealth.act.act", lambda *_: order.append("act"))
+    for name in watch.SOURCES:
+        monkeypatch.setitem(watch.SOURCES, name, ((name,), 0, lambda *_: ([], True, {})))
+    seen = [Finding(NOW, "nvml", "remap-pend", "pending", standing=True)]
+    monkeypatch.setitem(watch.SOURCES, "nvml", (("nvml",), 0, lambda *_: (seen, True, {})))
+    journal.put("inventory-boot", watch.boot_id(settings))
+    rules = replace(settings, mode="enforce", policy=(Row("nvml:*", "fault", rung="reset"),))
+    check.look(rules, journal, "n1", time.monotonic() + 20)
+    assert order == ["kernel", "kernel", "act"]
