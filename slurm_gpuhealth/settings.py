@@ -212,6 +212,48 @@ class Journal:
 
 
 @frozen
+class JobLog:
+    enabled: bool = False
+    timeout: Seconds = 20.0
+    head_mib: int = 1
+    tail_mib: int = 4
+
+
+@frozen
+class Store:
+    url: str = ""
+    """`file:///FOLDER` (a shared directory) or `postgresql://…`; empty: nothing is shipped."""
+    database: File = "/var/lib/gpuhealth/cluster.db"
+    """Of `file:///FOLDER`: the controller's SQLite, into which the nodes' files are taken."""
+    password_file: File = ""
+    timeout: Seconds = 10.0
+    outbox_mib: int = 64
+    keep: Seconds = 31536000.0
+
+
+@frozen
+class Accounting:
+    backend: Literal["sacct", "pyslurm"] = "sacct"
+    sacct: File = "/usr/bin/sacct"
+    sacctmgr: File = "/usr/bin/sacctmgr"
+    timeout: Seconds = 120.0
+    first: Seconds = 2419200.0
+    """How far back the first run looks."""
+
+
+@frozen
+class Correlate:
+    rungs: Literal["enforce", "shadow", "off"] = "shadow"
+    comment: bool = False
+    requeue: bool = False
+    requeue_most: int = 2
+    exclude: File = ""
+    hung: Literal["off", "notify", "requeue"] = "off"
+    settle: Seconds = 300.0
+    """An attempt is scored this long after its end: by then the nodes' findings have arrived."""
+
+
+@frozen
 class Row:
     """One row of the policy table: which finding, how bad, which rung."""
 
@@ -254,5 +296,9 @@ class Settings:
     repair: Repair = Repair()
     sweep: Sweep = Sweep()
     journal: Journal = Journal()
+    joblog: JobLog = JobLog()
+    store: Store = Store()
+    accounting: Accounting = Accounting()
+    correlate: Correlate = Correlate()
     policy: tuple[Row, ...] = ()
     """The site's rows first, then the built-in ones; the first that matches decides."""
