@@ -93,7 +93,7 @@ class Event(NamedTuple):
     node: str
     gpu: GpuName | None
     source: str
-    """`xid`, `sxid`, `dcgm`, `nvml`, `ib`, `aer`, `host`; `drain` (not ours), `repair`, `test` (detail: level, passed)."""
+    """`xid`, `sxid`, `dcgm`, `nvml`, `ib`, `aer`, `host`; `drain` (not ours), `repair`; `test` (`level`, `passed`)."""
     code: str
     severity: str = "info"
     detail: Mapping[str, Any] = {}
