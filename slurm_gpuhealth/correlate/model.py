@@ -45,7 +45,7 @@ class Reading(NamedTuple):
     collateral: tuple[Cited, ...] = ()
     """Victims: what followed from the first cause, one each rank at most, cut to 20."""
     hosts: tuple[str, ...] = ()
-    """Hosts that the log singles out, as written there: first to die, missing from a collective, both ends of a reset."""
+    """What the log singles out, as written there: first to die, missing from a collective, both ends of a reset."""
     rank: int | None = None
     iteration: int | None = None
     error: str = ""
