@@ -29,13 +29,15 @@ class Unchanged(Exception):
 @frozen
 class Request:
     rung: str
-    """`L3`, `L4`."""
+    """`L3`, `L4`; of a suspect also `RMA`."""
     through: str = ""
     """How far to go on although nothing is found."""
     gpu: int | None = None
     by: str = ""
     take_over: bool = False
     """Also of a node that an admin has drained."""
+    fact: str = "asked"
+    """`asked` by somebody, or `suspect` by the correlator."""
 
 
 def ask(
@@ -54,7 +56,7 @@ def ask(
         return record, _again(settings, record, record.ours, request)
     _is_free(record, request)
     wanted = reasons.Reason(
-        *("asked", request.gpu, request.rung, "claim"), since=reasons.stamp(now), to=request.through, by=request.by
+        *(request.fact, request.gpu, request.rung, "claim"), since=reasons.stamp(now), to=request.through, by=request.by
     )
     place = budget.place(Hold(name, wanted, math.inf), holds, total, settings, now)
     if not place.fits:

@@ -45,8 +45,8 @@ class Place:
 
 def kind(ours: Reason) -> Kind:
     """Which limit a hold counts against."""
-    if ours.fact == "sweep":
-        return "sweep"
+    if ours.fact == "sweep" or (ours.fact == "suspect" and ours.rung != "RMA"):
+        return "sweep"  # of a suspect nothing is known yet but that its jobs died: a test, and not many at once
     if ours.rung == "RMA" or (ours.state == "fail" and ours.rung not in ("L1", "L2")):
         return "confirmed"  # a diagnosis on the idle node, or NVIDIA's own criterion: no longer a check's word
     return "lost" if ours.fact in LOST else "new"
@@ -81,7 +81,7 @@ def _before(hold: Hold, mine: Hold, now: float) -> bool:
 
 
 WORDS: dict[Kind, str] = {
-    "sweep": "sweep.budget",
+    "sweep": "sweep.budget: sweeps and suspects",
     "lost": "drain.lost: GPUs gone",
     "confirmed": "drain.confirmed: faults that a diagnosis confirmed",
     "new": "drain.budget",

@@ -31,7 +31,7 @@ IN_THE_WAY = {"PLANNED", "COMPLETING"}
 """Flags with which a node may be drained, but not be tested."""
 TRIES = 24
 """How often a rung that could not be done is tried, each `ladder.retry`: DCGM may be away for a night."""
-ON_REQUEST = ("asked", "sweep")
+ON_REQUEST = ("asked", "sweep", "suspect")
 """Facts of holds that no fault made."""
 
 

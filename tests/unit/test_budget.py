@@ -52,6 +52,8 @@ def test_the_budget_is_a_share_with_a_floor(total, share, floor, found):
         (LOST, "lost"),
         (replace(LOST, rung="L4", state="fail", next="RMA"), "confirmed"),
         (SWEEP, "sweep"),
+        (replace(SWEEP, fact="suspect", rung="L3"), "sweep"),
+        (replace(SWEEP, fact="suspect", rung="RMA"), "confirmed"),
         (Reason("asked", None, "L3", "queued", by="alice"), "new"),
     ],
 )

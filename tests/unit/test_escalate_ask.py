@@ -23,6 +23,12 @@ def test_a_node_in_service_is_drained_with_the_request_as_a_claim(settings, slur
     assert slurm.orders == ["drain"]
 
 
+def test_a_suspect_of_the_correlator_says_so_in_its_reason(settings, slurm):
+    slurm.add("n1", "IDLE")
+    slurm.ask(settings, request=ask.Request("L3", by="correlate", fact="suspect"))
+    assert slurm.nodes["n1"].reason.startswith("gpuhealth:suspect GPU* L3 claim")
+
+
 @pytest.mark.parametrize(
     ("node", "request_", "words"),
     [

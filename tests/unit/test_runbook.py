@@ -159,7 +159,7 @@ def test_every_entry_is_the_first_one_for_something():
     keys += [runbook.Code("dcgm", "x", says={"class": one}) for one in ("ISOLATE", "RESET", "CONFIG", "UNKNOWN")]
     keys += [
         runbook.Code("xid", "154", says={"action": "DRAIN_P2P"}),
-        *map(runbook.of_key, ("request:asked", "request:sweep")),
+        *map(runbook.of_key, ("request:asked", "request:suspect", "request:sweep")),
     ]
     keys += [runbook.of_key(key) for key in ("dcgm:a_test_of_tomorrow", "dcgm-health:any", "site:any")]
     used = {id(runbook.entry(one.key, {**one.details, **one.says})) for one in keys}
