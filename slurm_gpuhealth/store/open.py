@@ -1,0 +1,131 @@
+"""Opens the cluster's record: SQLite beside the controller, or PostgreSQL; made, or brought up to date."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import sqlalchemy
+from sqlalchemy import event, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from slurm_gpuhealth.journal import make_private
+from slurm_gpuhealth.store import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from sqlalchemy import Connection, Engine
+
+    from slurm_gpuhealth.settings import Settings
+
+LOCK = 0x67707568
+"""PostgreSQL's advisory lock for who takes in or migrates: one at a time."""
+LONGEST = 600.0
+"""Seconds that one statement may take on the controller."""
+
+
+class StoreError(Exception):
+    """The record can't be used: what was asked, of what, what came back, what to do."""
+
+
+def open_store(settings: Settings) -> Engine:
+    """The record that `store.url` names; SQLite in `store.database` also without a url. Raises StoreError.
+
+    `with engine.begin() as db:` is one transaction, and on SQLite the only one that writes; `reading(engine)` one that
+    only reads, beside which others write.
+    """
+    engine = _postgresql(settings) if settings.store.url.startswith("postgresql:") else _sqlite(settings)
+    try:
+        _migrate(engine)
+    except SQLAlchemyError as error:
+        engine.dispose()
+        where = settings.store.database if engine.dialect.name == "sqlite" else safe_url(settings.store.url)
+        raise StoreError(f"the cluster's record in {where}: {getattr(error, 'orig', None) or error}") from None
+    except StoreError:
+        engine.dispose()
+        raise
+    return engine
+
+
+def reading(engine: Engine) -> Connection:
+    """A connection for SELECT alone; on SQLite it holds up no writer."""
+    return engine.connect().execution_options(gpuhealth_reading=True)
+
+
+def safe_url(url: str) -> str:
+    """The url without a password."""
+    return sqlalchemy.make_url(url).render_as_string(hide_password=True)
+
+
+def _sqlite(settings: Settings) -> Engine:
+    path = settings.store.database
+    try:
+        make_private(os.path.dirname(path))
+    except OSError as error:
+        raise StoreError(f"the cluster's record in {path}: {error}") from None
+    engine = sqlalchemy.create_engine(f"sqlite:///{path}", connect_args={"timeout": 60, "isolation_level": None})
+
+    @event.listens_for(engine, "connect")
+    def prepare(db: Any, _: object) -> None:
+        db.execute("PRAGMA journal_mode = WAL")
+        # FULL: what is taken in is removed from the shared directory. It must not come undone in a power cut.
+        db.execute("PRAGMA synchronous = FULL")
+
+    @event.listens_for(engine, "begin")
+    def begin(db: Connection) -> None:
+        # IMMEDIATE: a transaction that reads first and finds another writing in between would have to be begun anew.
+        only_reads = db.get_execution_options().get("gpuhealth_reading")
+        db.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _postgresql(settings: Settings) -> Engine:
+    store = settings.store
+    limits = f"-c statement_timeout={LONGEST * 1000:.0f} -c lock_timeout={LONGEST * 1000:.0f}"
+    options = {"connect_timeout": max(2, int(store.timeout)), "application_name": "gpuhealth", "options": limits}
+    if store.password_file:
+        options["passfile"] = store.password_file
+    url = sqlalchemy.make_url(store.url).set(drivername="postgresql+psycopg")
+    try:
+        return sqlalchemy.create_engine(url, connect_args=options, pool_pre_ping=True)
+    except ModuleNotFoundError as error:
+        raise StoreError(f"store.url needs {error.name}: pip install 'slurm-gpuhealth[postgresql]'") from None
+
+
+def _migrate(engine: Engine) -> None:
+    """Make what is missing, one program at a time; a newer schema than ours is left alone."""
+    with reading(engine) as db:
+        if sqlalchemy.inspect(db).has_table("schema_version") and _version(db) == schema.VERSION:
+            return
+    with engine.begin() as db:
+        lock(db)
+        schema.version.create(db, checkfirst=True)
+        found = _version(db)
+        if found > schema.VERSION:
+            what = f"the cluster's record has schema {found}, and this gpuhealth knows {schema.VERSION}"
+            raise StoreError(f"{what}: it was written by a newer gpuhealth; install that one here too")
+        for statement in _steps(found):
+            db.exec_driver_sql(statement)
+        schema.metadata.create_all(db)
+        db.execute(schema.version.delete())
+        db.execute(schema.version.insert().values(version=schema.VERSION))
+
+
+def lock(db: Connection) -> None:
+    """Be the only one that takes in or migrates, until this transaction's end. On SQLite whoever writes is."""
+    if db.dialect.name == "postgresql":
+        db.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
+
+
+def _version(db: Connection) -> int:
+    """0: a new one."""
+    return int(db.execute(select(schema.version.c.version)).scalar() or 0)
+
+
+def _steps(found: int) -> Iterator[str]:
+    for version, statements in sorted(schema.MIGRATIONS.items()):
+        if 0 < found < version:
+            yield from statements
