@@ -7,6 +7,8 @@
     decision     each change of the node that was made, refused, put off, or would have been made (shadow)
     retest       GPUs whose bandwidth was low while other jobs ran: to be tested again when the node is idle
     step         each rung that the ladder climbed here, and what came of it
+    joblog       what a failed job's log said (joblog.py)
+    outbox       which of these rows are new or changed and wait to be shipped (store/ship.py)
 
 Killed at any instruction it is good on the next run (WAL). A corrupt file is set aside and begun anew with what could
 be read of it. When the disk is full or read-only a copy of it, acks and faults that wait included, goes on in
@@ -29,37 +31,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
 NAME = "journal.db"
-VERSION = 2
-SCHEMA = """
-CREATE TABLE state (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE finding (
-  id INTEGER PRIMARY KEY, time REAL NOT NULL, seen REAL NOT NULL, source TEXT NOT NULL, code TEXT NOT NULL,
-  severity TEXT NOT NULL, rung TEXT NOT NULL, mode TEXT NOT NULL, uuid TEXT, pci TEXT, gpu INTEGER, serial TEXT,
-  message TEXT NOT NULL, standing INTEGER NOT NULL, count INTEGER NOT NULL, details TEXT NOT NULL,
-  job INTEGER, uid INTEGER, cleared REAL, acted INTEGER, acked REAL);
-CREATE INDEX finding_time ON finding (time);
-CREATE INDEX finding_key ON finding (source, code, time);
-CREATE INDEX finding_open ON finding (severity) WHERE acted IS NULL AND cleared IS NULL;
-CREATE TABLE job (
-  job INTEGER NOT NULL, restart INTEGER NOT NULL, uid INTEGER NOT NULL, user TEXT NOT NULL, nodes INTEGER NOT NULL,
-  gpus TEXT NOT NULL, started REAL NOT NULL, ended REAL, exit_code INTEGER, signal INTEGER, derived INTEGER,
-  outcome TEXT, PRIMARY KEY (job, restart)) WITHOUT ROWID;
-CREATE INDEX job_running ON job (ended, started);
-CREATE TABLE diagnostic (
-  id INTEGER PRIMARY KEY, time REAL NOT NULL, level INTEGER NOT NULL, uuid TEXT, outcome TEXT NOT NULL,
-  seconds REAL NOT NULL, program TEXT NOT NULL, detail TEXT NOT NULL);
-CREATE INDEX diagnostic_uuid ON diagnostic (uuid, level, time);
-CREATE TABLE decision (
-  id INTEGER PRIMARY KEY, time REAL NOT NULL, program TEXT NOT NULL, action TEXT NOT NULL, reason TEXT NOT NULL,
-  result TEXT NOT NULL, was TEXT NOT NULL, job INTEGER);
-CREATE TABLE retest (uuid TEXT PRIMARY KEY, time REAL NOT NULL, job INTEGER) WITHOUT ROWID;
-"""
-STEPS = """
-CREATE TABLE step (
-  id INTEGER PRIMARY KEY, time REAL NOT NULL, seconds REAL, fact TEXT NOT NULL, gpu INTEGER, uuid TEXT,
-  rung TEXT NOT NULL, attempt INTEGER NOT NULL, outcome TEXT NOT NULL, follows TEXT NOT NULL, test TEXT NOT NULL,
-  code TEXT NOT NULL, message TEXT NOT NULL, bundle TEXT NOT NULL);
-"""
+VERSION = 3
 
 
 def open_journal(paths: Paths) -> Journal:
@@ -154,12 +126,17 @@ class Journal:
                 self._fall_back(error)
 
     def prune(self, before: float) -> None:
-        """Forget what is older than `before`: findings that still stand and jobs that still run are kept."""
-        self.write("DELETE FROM finding WHERE seen < ? AND (NOT standing OR cleared IS NOT NULL)", before)
-        self.write("DELETE FROM job WHERE ended < ? OR started < ?", before, before - 366 * 86400)
-        self.write("DELETE FROM diagnostic WHERE time < ?", before)
-        self.write("DELETE FROM decision WHERE time < ?", before)
-        self.write("DELETE FROM step WHERE time < ?", before)
+        """Forget what is older than `before`; a finding that stands, a job that runs and what is to be shipped are kept."""
+        waits = "({} NOT IN (SELECT id FROM outbox WHERE kind = '{}'))"
+        for table, kind, key, which in (
+            ("finding", "finding", "id", "seen < ?1 AND (NOT standing OR cleared IS NOT NULL)"),
+            ("job", "run", "job", "(ended < ?1 OR started < ?1 - 366 * 86400)"),
+            ("diagnostic", "diagnostic", "id", "time < ?1"),
+            ("decision", "decision", "id", "time < ?1 AND id < (SELECT max(id) FROM decision)"),  # numbers stay its own
+            ("step", "step", "id", "time < ?1"),
+            ("joblog", "log", "job", "time < ?1"),
+        ):
+            self.write(f"DELETE FROM {table} WHERE {which} AND {waits.format(key, kind)}", before)  # noqa: S608
 
     def _fall_back(self, error: sqlite3.DatabaseError) -> None:
         from slurm_gpuhealth import journal_mend
@@ -206,7 +183,9 @@ def open_file(path: str) -> sqlite3.Connection:
         db.execute("BEGIN IMMEDIATE")
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version < VERSION:  # nobody else was first
-            for statement in ((SCHEMA if version < 1 else "") + STEPS).split(";"):
+            from slurm_gpuhealth.journal_schema import statements
+
+            for statement in statements(version):
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {VERSION}")
         db.execute("COMMIT")
@@ -214,8 +193,11 @@ def open_file(path: str) -> sqlite3.Connection:
 
 
 def memory() -> sqlite3.Connection:
+    from slurm_gpuhealth.journal_schema import statements
+
     db = sqlite3.connect(":memory:", isolation_level=None)
-    db.executescript(SCHEMA + STEPS)
+    for statement in statements(0):
+        db.execute(statement)
     return db
 
 

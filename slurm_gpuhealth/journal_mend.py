@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
     Tables = dict[str, list[tuple[Any, ...]]]
 
-TABLES = ("state", "finding", "job", "diagnostic", "decision", "retest", "step")
+TABLES = ("state", "finding", "job", "diagnostic", "decision", "retest", "step", "joblog")
 NUMBERED = ("finding", "diagnostic", "decision", "step")
+LEAP = 1 << 24
+"""A journal begun anew numbers what it ships from here on: the old one may have shipped more than it could note."""
 
 
 def fall_back(
@@ -141,6 +143,7 @@ def _merge(db: sqlite3.Connection, tables: Tables, mark: bytes) -> None:
     if whole:  # the fallback began as a copy: what is not there any more was removed
         db.execute("DELETE FROM state")
         db.execute("DELETE FROM retest")
+        _fill(db, {"state": tables.pop("state")})  # first: it says whether what follows is to be shipped
     for table, last in copied.items():
         new = [row for row in tables[table] if row[0] > last]
         tables[table] = tables[table][: -len(new)] if new else tables[table]
@@ -178,3 +181,14 @@ def _fill(db: sqlite3.Connection, tables: Tables) -> None:
         if rows:
             marks = ", ".join("?" * len(rows[0]))
             db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)  # noqa: S608
+        if table == "state":
+            _leap(db)
+
+
+def _leap(db: sqlite3.Connection) -> None:
+    """The outbox's next number is beyond all that this journal has ever shipped."""
+    row = db.execute("SELECT value FROM state WHERE name = 'shipped'").fetchone()
+    if row:
+        last = marshal.loads(row[0])["seq"] + LEAP  # noqa: S302 - our own file
+        if not db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'outbox'", (last,)).rowcount:
+            db.execute("INSERT INTO sqlite_sequence VALUES ('outbox', ?)", (last,))

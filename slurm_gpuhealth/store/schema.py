@@ -1,6 +1,6 @@
 """The cluster record's tables, the same on SQLite and PostgreSQL. JSON and lists are text; times are UTC seconds.
 
-What the nodes ship (`SHIPPED`) has the key (node, journal, id): a row that comes again, or later than a newer state of
+What the nodes ship (`SHIPPED`) has the key (node, journal, id, sub): a row that comes again, or after a newer state of
 itself, changes nothing (`seq` decides). `taken` numbers what came, in its order: the correlator's cursor.
 """
 
@@ -24,14 +24,15 @@ def _text(name: str, key: bool = False) -> Column[str]:
     return Column(name, Text, primary_key=key, nullable=False, server_default="")
 
 
-def _shipped(name: str, *columns: Column[Any], sub: bool = False) -> Table:
-    """`columns` behind the key. `clock`: what the node's clock was ahead when it shipped the row first, seconds."""
+def _shipped(name: str, *columns: Column[Any]) -> Table:
+    """`columns` behind the key. `sub`: the row's time in microseconds, of a job's its restart. `clock`: what the node's
+    clock was ahead when it shipped the row first, seconds."""
     return Table(
         name,
         metadata,
         *(Column("node", Text, primary_key=True), Column("journal", Text, primary_key=True)),
         Column("id", Big, primary_key=True, autoincrement=False),
-        *([Column("sub", Big, primary_key=True, autoincrement=False)] if sub else []),
+        Column("sub", Big, primary_key=True, autoincrement=False),
         *(Column("seq", Big, nullable=False), Column("taken", Big, nullable=False), Column("clock", Float)),
         *columns,
     )
@@ -67,12 +68,11 @@ finding = _shipped(
     *(Column("serial", Text), _text("message"), Column("standing", Integer), Column("count", Big), _text("details")),
     *(Column("job", Big), Column("uid", Big), Column("cleared", Float), Column("acted", Big), Column("acked", Float)),
 )
-run = _shipped(  # a job as its node's prolog and epilog saw it; `id` is the job, `sub` the restart
+run = _shipped(  # a job as its node's prolog and epilog saw it; `id` is the job
     "run",
     *(Column("uid", Big), _text("user"), Column("nodes", Big), _text("gpus"), Column("started", Float, nullable=False)),
     *(Column("ended", Float), Column("exit_code", Big), Column("signal", Big), Column("derived", Big)),
     Column("outcome", Text),
-    sub=True,
 )
 diagnostic = _shipped(
     "diagnostic",
@@ -90,8 +90,8 @@ step = _shipped(
     *(Column("uuid", Text), _text("rung"), Column("attempt", Integer), _text("outcome"), _text("follows")),
     *(_text("test"), _text("code"), _text("message"), _text("bundle")),
 )
-joblog = _shipped(  # what a job's log said in the epilog (model.Reading as JSON); `id` is the job, `sub` the restart
-    "joblog", Column("time", Float, nullable=False), _text("reading"), sub=True
+joblog = _shipped(  # what a job's log said in the epilog (model.Reading as JSON); `id` is the job
+    "joblog", Column("time", Float, nullable=False), _text("reading")
 )
 SHIPPED = {"finding": finding, "run": run, "diagnostic": diagnostic, "decision": decision, "step": step, "log": joblog}
 """Kind of a shipped record → its table."""
