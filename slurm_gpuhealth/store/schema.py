@@ -127,7 +127,7 @@ attempt = Table(
     *(Column("exit_code", Integer), Column("signal", Integer), Column("start", Float), Column("end", Float)),
     *(Column("nodes", Text, nullable=False, server_default="[]"), Column("gpus", Text), Column("failed_node", Text)),
     *(Column("log", Text), Column("log_class", Text), Column("reading", Text), _text("submit")),
-    Column("gpu_seconds", Float),
+    *(Column("gpu_seconds", Float), Column("fed", Float)),  # `fed`: when the correlator had it
 )
 attempt_node = Table(
     "attempt_node",
