@@ -126,7 +126,7 @@ class Journal:
                 self._fall_back(error)
 
     def prune(self, before: float) -> None:
-        """Forget what is older than `before`; a finding that stands, a job that runs and what is to be shipped are kept."""
+        """Forget what is older than `before`, but not what stands, runs, or waits to be shipped."""
         waits = "({} NOT IN (SELECT id FROM outbox WHERE kind = '{}'))"
         for table, kind, key, which in (
             ("finding", "finding", "id", "seen < ?1 AND (NOT standing OR cleared IS NOT NULL)"),

@@ -80,6 +80,12 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
         journal.prune(now - settings.journal.keep)
         journal.put("pruned", now)
     journal.put("checked", now)
+    ships = journal.get("ships", 0)  # 0, and no url: nothing is shipped, and the outbox is empty
+    url = settings.store.url
+    if ships != (zlib.crc32(url.encode()) if url else 0) or (ships and journal.one("SELECT 1 FROM outbox LIMIT 1")):
+        from slurm_gpuhealth.store import ship
+
+        ship.ship(settings, journal, node, deadline - time.monotonic())
 
 
 def _first_of_boot(settings: Settings, journal: Journal, node: str, now: float, deadline: float) -> None:

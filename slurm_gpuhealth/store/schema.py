@@ -171,7 +171,9 @@ action = Table(
 for _name, _columns in {
     "finding_node": (finding.c.node, finding.c.time),
     "finding_taken": (finding.c.taken,),
+    "gpu_taken": (gpu.c.taken,),
     "run_time": (run.c.started,),
+    "run_open": (run.c.ended, run.c.node),
     "run_job": (run.c.id,),
     "joblog_job": (joblog.c.id,),
     "diagnostic_node": (diagnostic.c.node, diagnostic.c.time),
@@ -180,6 +182,8 @@ for _name, _columns in {
     "step_node": (step.c.node, step.c.time),
     "step_taken": (step.c.taken,),
     "attempt_end": (attempt.c.end,),
+    "attempt_fed": (attempt.c.fed, attempt.c.end),
+    "attempt_job": (attempt.c.job,),
     "attempt_node_end": (attempt_node.c.node, attempt_node.c.end),
     "outside_time": (outside.c.time,),
     "verdict_cause": (verdict.c.cause, verdict.c.scored),

@@ -1,0 +1,138 @@
+"""What the correlator reads of the cluster's record: events in the order in which they came, runs and logs of a job."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from sqlalchemy import delete, or_, select, tuple_
+
+from slurm_gpuhealth.correlate.model import Event
+from slurm_gpuhealth.store import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from sqlalchemy import Connection, Engine, Row, Table
+
+OF_INTEREST = ("xid", "sxid", "aer", "ib")
+"""Sources whose findings are evidence for or against a job's own fault also where they are no fault of the node."""
+
+
+def events(db: Connection, position: str = "") -> tuple[str, list[Event]]:
+    """The events that came after `position` ("": all), in that order, and the position to go on from.
+
+    Times are the store's: each node's clock offset is taken off. A finding comes again when its severity has changed.
+    """
+    begin = int(position or 0)
+    end = int(db.execute(select(schema.cursor.c.value).where(schema.cursor.c.name == "taken")).scalar() or 0)
+    found: list[tuple[int, Event]] = []
+    for read in (_findings, _tests, _repairs, _swaps):
+        found += read(db, begin, end)
+    found.sort(key=lambda one: one[0])
+    return str(max(begin, end)), [event for _, event in found]
+
+
+def runs(db: Connection, job: int) -> list[dict[str, Any]]:
+    """What the job's nodes recorded of it: `node`, `attempt`, `gpus` (UUIDs), `started`, `ended` (the store's time),
+    `exit_code`, `signal`, `derived`, `outcome` (None: it runs)."""
+    table, found = schema.run, []
+    for row in db.execute(select(table).where(table.c.id == job).order_by(table.c.sub, table.c.started, table.c.node)):
+        one = row._asdict()
+        clock = one["clock"] or 0.0
+        one |= {"attempt": one["sub"], "gpus": [uuid for uuid in one["gpus"].split(",") if uuid]}
+        one |= {name: one[name] - clock for name in ("started", "ended") if one[name] is not None}
+        found.append(one)
+    return found
+
+
+def logs(db: Connection, job: int, attempt: int) -> dict[str, Any] | None:
+    """What the job's log said in the epilog: the fields of `model.Reading`; None without."""
+    table = schema.joblog
+    rows = db.execute(select(table.c.reading).where(table.c.id == job, table.c.sub == attempt).order_by(table.c.time))
+    for text in rows.scalars():
+        reading = _object(text)
+        if reading:
+            return dict(reading)
+    return None
+
+
+def prune(engine: Engine, before: float) -> None:
+    """Forget what is older than `before`; a little at once, so that others get their turn."""
+    for table, when in (
+        *(
+            (one, one.c.time)
+            for one in (schema.finding, schema.diagnostic, schema.decision, schema.step, schema.joblog)
+        ),
+        *((schema.run, schema.run.c.started), (schema.skipped, schema.skipped.c.time)),
+        *((schema.attempt, schema.attempt.c.end), (schema.attempt_node, schema.attempt_node.c.end)),
+        *((schema.outside, schema.outside.c.time), (schema.verdict, schema.verdict.c.scored)),
+        *((schema.suspicion, schema.suspicion.c.time), (schema.action, schema.action.c.time)),
+        *((schema.gpu, schema.gpu.c.last), (schema.node, schema.node.c.last_shipped)),
+    ):
+        key = tuple_(*table.primary_key.columns)
+        old = select(*table.primary_key.columns).where(when < before).limit(5000)
+        while True:
+            with engine.begin() as db:
+                if db.execute(delete(table).where(key.in_(old))).rowcount < 5000:
+                    break
+
+
+def _new(db: Connection, table: Table, begin: int, end: int) -> Iterator[Row[Any]]:
+    return iter(db.execute(select(table).where(table.c.taken > begin, table.c.taken <= end).order_by(table.c.taken)))
+
+
+def _findings(db: Connection, begin: int, end: int) -> Iterator[tuple[int, Event]]:
+    table = schema.finding
+    which = or_(table.c.severity != "info", table.c.source.in_(OF_INTEREST))
+    query = select(table).where(table.c.taken > begin, table.c.taken <= end, which).order_by(table.c.taken)
+    for row in db.execute(query):
+        detail = dict(_object(row.details))
+        more = {"pci": row.pci, "job": row.job, "count": row._mapping["count"]}
+        detail |= {key: value for key, value in more.items() if value is not None and (key, value) != ("count", 1)}
+        gpu = row.uuid or row.gpu
+        time = row.time - (row.clock or 0.0)
+        yield row.taken, Event(time, row.node, gpu, row.source, row.code, row.severity or "info", detail)
+
+
+def _tests(db: Connection, begin: int, end: int) -> Iterator[tuple[int, Event]]:
+    """A diagnostic has a row for each GPU: one event if all passed, else one for each that failed."""
+    tests: dict[tuple[str, str, float, int], list[Row[Any]]] = {}
+    for row in _new(db, schema.diagnostic, begin, end):
+        tests.setdefault((row.node, row.journal, row.time, row.level), []).append(row)
+    for (node, _, time, level), rows in tests.items():
+        first = rows[0]
+        when = time + (first.seconds or 0.0) - (first.clock or 0.0)
+        failed = [row for row in rows if row.outcome == "fail"]
+        for row in failed:
+            detail = {"level": level, "passed": False, "gpus": [row.uuid]}
+            yield row.taken, Event(when, node, row.uuid, "test", f"L{level}", "fault", detail)
+        if not failed and all(row.outcome == "pass" for row in rows):
+            detail = {"level": level, "passed": True, "gpus": [row.uuid for row in rows]}
+            uuid = first.uuid if len(rows) == 1 else None
+            yield rows[-1].taken, Event(when, node, uuid, "test", f"L{level}", "info", detail)
+
+
+def _repairs(db: Connection, begin: int, end: int) -> Iterator[tuple[int, Event]]:
+    """The site's own repair (`repair.command`) that went well."""
+    for row in _new(db, schema.step, begin, end):
+        if row.rung == "repair" and row.outcome == "pass":
+            when = row.time + (row.seconds or 0.0) - (row.clock or 0.0)
+            yield row.taken, Event(when, row.node, row.uuid or row.gpu, "repair", "repair", "info", {"fact": row.fact})
+
+
+def _swaps(db: Connection, begin: int, end: int) -> Iterator[tuple[int, Event]]:
+    """A GPU in a slot that had another: `gpu` is the one that was taken out."""
+    for row in _new(db, schema.gpu, begin, end):
+        if row.replaces:
+            detail = {"new": row.uuid, "pci": row.pci, "serial": row.serial}
+            yield row.taken, Event(row.first, row.node, row.replaces, "repair", "gpu", "info", detail)
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

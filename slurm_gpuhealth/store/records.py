@@ -1,0 +1,240 @@
+"""What a node ships, read with suspicion and put into its tables: one line a record, see docs/store.md.
+
+The same record twice, or an older state of a row after a newer, changes nothing. So whoever takes in may be killed and
+begin again anywhere, and files may be read in any order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from statistics import median
+from typing import TYPE_CHECKING
+
+from sqlalchemy import BigInteger, Float, Integer, case, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from slurm_gpuhealth.store import schema
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from sqlalchemy import Column, Connection, Table
+
+    Row = dict[str, Any]
+
+LONGEST = 4 << 20
+"""Bytes of a line."""
+TEXT = 1 << 18
+"""Characters of one value."""
+CLOCKS = 9
+"""Measurements of a node's clock, of which the median counts."""
+RENEWS = {"finding": "severity", "diagnostic": "outcome", "step": "outcome"}
+"""Kind → the column whose change makes a row news to the correlator again."""
+KEY = ("node", "journal", "id", "sub")
+
+
+class Batch:
+    """Records that go into the database in one transaction."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[tuple[object, ...], Row]] = {kind: {} for kind in schema.SHIPPED}
+        self.heads: list[Row] = []
+        self.last: dict[tuple[str, str], int] = {}
+        """(node, journal) → the highest number."""
+        self.size = 0
+        """Records."""
+
+    def add(self, line: bytes, node: str) -> None:
+        """A line of this node. Raises ValueError, which says what is wrong with it; then nothing is added."""
+        record = _parsed(line)
+        if record.get("node") != node:
+            raise ValueError(f"it speaks for node {str(record.get('node'))[:80]!r}")
+        journal, seq, kind = record.get("journal"), _integer(record, "seq", BigInteger), record.get("kind")
+        if not isinstance(journal, str) or not re.fullmatch(r"[0-9a-f]{1,32}", journal):
+            raise ValueError("journal is no id")
+        whose = {"node": node, "journal": journal}
+        if kind == "ship":
+            self.heads.append({**whose, **_head(record)})
+        elif isinstance(kind, str) and kind in schema.SHIPPED:
+            row = {**whose, **_row(schema.SHIPPED[kind], record, str(kind)), "seq": seq}
+            self._keep(str(kind), row)
+        else:
+            raise ValueError(f"kind {str(kind)[:80]!r} is unknown")
+        self.last[node, journal] = max(seq, self.last.get((node, journal), 0))
+        self.size += 1
+
+    def _keep(self, kind: str, row: Row) -> None:
+        key = tuple(row[name] for name in KEY)
+        known = self.rows[kind].get(key)
+        if known is None or known["seq"] < row["seq"]:
+            self.rows[kind][key] = row
+
+    def save(self, db: Connection) -> None:
+        taken = _numbers(db, sum(map(len, self.rows.values())) + sum(len(head["gpus"]) for head in self.heads))
+        for kind, rows in self.rows.items():
+            for row in rows.values():
+                row["taken"] = taken = taken + 1
+            if rows:
+                db.execute(_upsert(db, schema.SHIPPED[kind], RENEWS.get(kind)), list(rows.values()))
+        for (node, journal), seq in self.last.items():
+            _position(db, node, journal, seq)
+        for head in self.heads:
+            taken = _save_head(db, head, taken)
+
+
+def _parsed(line: bytes) -> Row:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ValueError("no object")
+    return record
+
+
+def _row(table: Table, record: Row, kind: str) -> Row:
+    """The columns of `table` from the record; what it does not know is left out."""
+    given = record.get("row")
+    if not isinstance(given, dict):
+        raise ValueError("row is no object")
+    row = {"id": _integer(record, "id", BigInteger), "sub": _integer(record, "sub", BigInteger)}
+    row["clock"] = _value(table.c.clock, record.get("clock"), kind)
+    for column in table.c:
+        if column.name not in row and column.name not in (*KEY, "seq", "taken"):
+            row[column.name] = _value(column, given.get(column.name), kind)
+    return row
+
+
+def _value(column: Column[Any], value: Any, kind: str) -> Any:
+    """`value` as the column takes it on every database."""
+    wrong = ValueError(f"{kind}.{column.name} can't be {str(value)[:80]!r}")
+    if value is None:
+        if column.nullable or column.server_default is not None:
+            return None if column.nullable else ""
+        raise wrong
+    if isinstance(column.type, Float):
+        return _float(value, wrong)
+    if isinstance(column.type, (Integer, BigInteger)):
+        return _integer({column.name: value}, column.name, type(column.type))
+    if not isinstance(value, str):
+        raise wrong
+    return text(value)
+
+
+def text(value: str) -> str:
+    """What PostgreSQL takes too: no NUL, no half of a surrogate pair."""
+    return value[:TEXT].replace("\0", "?").encode("utf-8", "replace").decode()
+
+
+def _float(value: Any, wrong: ValueError) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise wrong
+    try:
+        number = float(value)
+    except OverflowError:
+        raise wrong from None
+    if not math.isfinite(number):
+        raise wrong
+    return number
+
+
+def _integer(record: Row, name: str, kind: type) -> int:
+    value = record.get(name)
+    most = 1 << (63 if issubclass(kind, BigInteger) else 31)
+    if not isinstance(value, int) or not -most <= value < most:
+        raise ValueError(f"{name} can't be {str(value)[:80]!r}")
+    return int(value)
+
+
+def _head(record: Row) -> Row:
+    """What a node says of itself with each shipment: its clock, what it dropped, its GPUs when they have changed."""
+    wrong = ValueError("the head of a shipment is none")
+    dropped, gpus = record.get("dropped"), record.get("gpus")
+    if dropped is not None and (not isinstance(dropped, list) or len(dropped) != 3):
+        raise wrong
+    if gpus is not None and (not isinstance(gpus, list) or len(gpus) > 256):
+        raise wrong
+    return {
+        "time": _float(record.get("time"), wrong),
+        "clock": _float(record.get("clock"), wrong),
+        "dropped": [_float(one, wrong) for one in dropped] if dropped else None,
+        "gpus": [_gpu(one, wrong) for one in gpus or ()],
+    }
+
+
+def _gpu(one: Any, wrong: ValueError) -> Row:
+    names = ("uuid", "gpu", "pci", "serial")
+    if not isinstance(one, list) or len(one) != len(names) or not isinstance(one[0], str):
+        raise wrong
+    return {name: _value(schema.gpu.c[name], value, "gpu") for name, value in zip(names, one)}
+
+
+def _numbers(db: Connection, count: int) -> int:
+    """`count` numbers of arrival are ours from here on; the last that was not."""
+    table = schema.cursor
+    last = db.execute(select(table.c.value).where(table.c.name == "taken")).scalar()
+    if last is None:
+        db.execute(table.insert().values(name="taken", value=str(count)))
+        return 0
+    db.execute(update(table).where(table.c.name == "taken").values(value=str(int(last) + count)))
+    return int(last)
+
+
+def insert(db: Connection, table: Table) -> Any:
+    """INSERT, with the database's own ON CONFLICT."""
+    return (postgresql if db.dialect.name == "postgresql" else sqlite).insert(table)
+
+
+def _upsert(db: Connection, table: Table, renews: str | None) -> Any:
+    statement = insert(db, table)
+    new = statement.excluded
+    values = {column.name: new[column.name] for column in table.c if column.name not in (*KEY, "taken", "clock")}
+    if renews:
+        values["taken"] = case((new[renews] != table.c[renews], new["taken"]), else_=table.c.taken)
+    return statement.on_conflict_do_update(index_elements=KEY, set_=values, where=new["seq"] > table.c.seq)
+
+
+def _position(db: Connection, node: str, journal: str, seq: int) -> None:
+    table = schema.node
+    row = insert(db, table).values(node=node, journal=journal, position=seq)
+    new = row.excluded.position
+    db.execute(
+        row.on_conflict_do_update(
+            index_elements=("node", "journal"), set_={"position": new}, where=new > table.c.position
+        )
+    )
+
+
+def _save_head(db: Connection, head: Row, taken: int) -> int:
+    """Returns the last number of arrival that is used."""
+    table = schema.node
+    mine = (table.c.node == head["node"], table.c.journal == head["journal"])
+    known = db.execute(select(table.c.clocks, table.c.last_shipped).where(*mine)).one()
+    if known.last_shipped is None or head["time"] > known.last_shipped:
+        clocks = [*json.loads(known.clocks), head["clock"]][-CLOCKS:]
+        values = {"clocks": json.dumps(clocks), "clock_offset": median(clocks), "last_shipped": head["time"]}
+        if head["dropped"]:
+            values |= dict(zip(("dropped", "dropped_from", "dropped_to"), head["dropped"]))
+            values["dropped"] = int(values["dropped"])
+        db.execute(update(table).where(*mine).values(**values))
+    for gpu in head["gpus"]:
+        taken += _save_gpu(db, head, gpu, taken + 1)
+    return taken
+
+
+def _save_gpu(db: Connection, head: Row, gpu: Row, taken: int) -> int:
+    """1 when it is new here: then with which it has replaced in its slot."""
+    table, when = schema.gpu, head["time"] - head["clock"]
+    mine = (table.c.node == head["node"], table.c.uuid == gpu["uuid"])
+    first = db.execute(select(table.c.first).where(*mine)).scalar()
+    if first is not None:
+        last = case((table.c.last > when, table.c.last), else_=when)
+        db.execute(update(table).where(*mine).values(**{**gpu, "last": last}))
+        return 0
+    there = select(table.c.uuid).where(table.c.node == head["node"], table.c.pci == gpu["pci"], table.c.last <= when)
+    before = db.execute(there.order_by(table.c.last.desc()).limit(1)).scalar()
+    new = {**gpu, "node": head["node"], "first": when, "last": when, "taken": taken, "replaces": before or ""}
+    db.execute(table.insert().values(**new))
+    return 1
