@@ -1,0 +1,61 @@
+"""A simulated world as the files of `gpuhealth replay`, and beside them what is true."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slurm_gpuhealth.correlate.model import Attempt, Event
+from slurm_gpuhealth.simulate import texts
+from slurm_gpuhealth.simulate.world import name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from slurm_gpuhealth.simulate.world import World
+
+KEYS = (
+    *("job", "attempt", "user", "account", "name", "array", "state", "exit_code", "signal", "start", "end"),
+    *("nodes", "gpus", "failed_node", "log", "log_class", "submit"),
+)
+
+
+def write(world: World, folder: str, logs: bool) -> None:
+    """JOBS.jsonl, EVENTS.jsonl, TOPOLOGY.json, TRUTH.jsonl. `logs`: each failed job's log as text, else its class, and
+    text only where it names a host."""
+    there = Path(folder)
+    there.mkdir(parents=True, exist_ok=True)
+    attempts = (item for _, item in world.stream if isinstance(item, Attempt))
+    events = (item._asdict() for _, item in world.stream if isinstance(item, Event))
+    _lines(there / "JOBS.jsonl", (_row(one, logs) for one in attempts))
+    _lines(there / "EVENTS.jsonl", events)
+    _lines(
+        there / "TRUTH.jsonl", [*(_lemon(one) for one in world.lemons), *(t._asdict() for t in world.truth.values())]
+    )
+    (there / "TOPOLOGY.json").write_text(json.dumps(world.leaves))
+
+
+def _row(attempt: Attempt, logs: bool) -> dict[str, Any]:
+    reading = attempt.reading
+    if reading and (logs or reading.hosts):
+        attempt = attempt._replace(log=texts.text(attempt))
+    if reading and not logs:
+        attempt = attempt._replace(log_class=reading.kind or "none")
+    return {key: getattr(attempt, key) for key in KEYS}
+
+
+def _lemon(one: Any) -> dict[str, Any]:
+    return {
+        "lemon": name(one.node),
+        "since": one.since,
+        "until": one.until,
+        "gpu": one.gpu,
+        "per_day": one.rate * 86400,
+    }
+
+
+def _lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    with path.open("w") as file:
+        for row in rows:
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
