@@ -7,7 +7,7 @@ import difflib
 import re
 
 from slurm_gpuhealth.findings import RUNGS
-from slurm_gpuhealth.settings import Settings
+from slurm_gpuhealth.settings import Settings, Suspicion
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,6 +52,12 @@ def _integer(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise Wrong("a whole number, 0 or more")
     return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < float("inf"):
+        raise Wrong("a number, 0 or more")
+    return float(value)
 
 
 def _celsius(value: Any) -> int:
@@ -107,6 +113,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "Seconds": _seconds,
     "Share": _share,
     "Celsius": _celsius,
+    "Number": _number,
     "int": _integer,
     "bool": _boolean,
     "str": _text,
@@ -179,6 +186,32 @@ CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
     ("Accounting", "first"): _between(0, 3650 * DAY, "0s to 3650d"),
     ("Correlate", "requeue_most"): _between(1, 100, "1 to 100"),
     ("Correlate", "settle"): _between(0, DAY, "0s to 1d"),
+    ("Suspicion", "hazards"): _between(1e-9, 100, "failures a day, above 0, for each level"),
+    ("Suspicion", "starts"): _between(0, 0.99, "shares of 0 to 0.99"),
+    ("Suspicion", "priors"): _between(1e-9, 1, "shares above 0, for each level"),
+    ("Suspicion", "half_life"): _between(DAY, 3650 * DAY, '"1d" or more'),
+    ("Suspicion", "horizon"): _between(DAY, 365 * DAY, "1d to 365d"),
+    ("Suspicion", "same_user"): _between(60, 365 * DAY, "1min to 365d"),
+    ("Suspicion", "failing"): _between(0.001, 0.99, "0.001 to 0.99"),
+    ("Suspicion", "runs"): _between(0.1, 1e6, "0.1 or more"),
+    ("Suspicion", "least"): _between(1e-6, 0.5, "0.000001 to 0.5"),
+    ("Suspicion", "together"): _between(0, 0.99, "0 to 0.99"),
+    ("Suspicion", "leaf_window"): _between(1, DAY, "1s to 1d"),
+    ("Suspicion", "leaf_alarm"): _between(1e-9, 1, "above 0, at most 1"),
+    ("Suspicion", "seen_by_xid"): _between(0.01, 0.99, "0.01 to 0.99"),
+    ("Suspicion", "background"): _between(1e-9, 1, "above 0, at most 1"),
+    ("Suspicion", "benign"): _between(1e-9, 10, "events a day, above 0"),
+    ("Suspicion", "named"): _between(0.01, 0.99, "0.01 to 0.99"),
+    ("Suspicion", "most"): _between(2, 1e9, "2 or more"),
+    ("Suspicion", "recall"): _between(0, 0.999, "0 to 0.999"),
+    ("Suspicion", "specificity"): _between(0.5, 0.9999, "0.5 to 0.9999"),
+    ("Suspicion", "repaired"): _between(0.001, 0.9, "0.001 to 0.9"),
+    **{("Suspicion", one): _between(0, 1, "0 to 1") for one in ("l2", "l3", "l4", "rma")},
+    **{
+        ("Suspicion", one): _between(1e-9, 1, "likelihoods, above 0, at most 1")
+        for one in Suspicion.__annotations__
+        if one.startswith("log_") and one != "log_runs"
+    },
     ("Row", "finding"): _like(r"\*|[a-z*?][a-z0-9*?-]*:\S+", 'SOURCE:CODE, "xid:79", with * and ? as in file names'),
     ("Row", "rung"): _like("|".join(("", *RUNGS)), " or ".join(f'"{one}"' for one in RUNGS)),
     ("Row", "passed"): _like("|".join(("", *RUNGS)), " or ".join(f'"{one}"' for one in RUNGS)),
@@ -208,6 +241,7 @@ def compare(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]
                 f"is more than half of check.timeout ({check['timeout']:g} s), all that checks may have",
             )
     yield from _compare_ladder(data, keep)
+    yield from _compare_suspicion(data.get("suspicion", {}))
     for index, row in enumerate(data.get("policy", ())):
         row = {"rung": "", "passed": "", "failed": "", "times": 1, "distinct": "", "window": DAY, **row}
         if row["rung"] and row["severity"] != "fault":
@@ -239,3 +273,23 @@ def _compare_ladder(data: dict[str, Any], keep: float) -> Iterator[tuple[tuple[s
     longest = ladder[f"l{max(2, sweep['level'])}"]
     if sweep["interval"] <= longest:
         yield ("sweep", "interval"), f"is no longer than one test may take ({longest:g} s): no time is left for jobs"
+
+
+def _compare_suspicion(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Lists that belong together are of one length, the levels grow."""
+    table = {**Settings.suspicion.__dict__, **data}
+    for key in ("starts", "priors"):
+        if len(table[key]) != len(table["hazards"]) or len(table[key]) < 2:
+            yield ("suspicion", key if key in data else "hazards"), "as many values as hazards has, two at least"
+    if abs(sum(table["priors"]) - 1) > 0.01:
+        yield ("suspicion", "priors"), f"their sum is {sum(table['priors']):g}, not 1"
+    if list(table["hazards"]) != sorted(table["hazards"]):
+        yield ("suspicion", "hazards"), "a level is worse than the one before it"
+    if len(table["recall"]) != 4:
+        yield ("suspicion", "recall"), "four values, for run levels 1 to 4"
+    if not table["l2"] <= table["l3"] <= table["l4"] <= table["rma"]:
+        wrong = next((one for one in ("rma", "l4", "l3", "l2") if one in data), "l2")
+        yield ("suspicion", wrong), "l2, l3, l4 and rma do not grow"
+    for key in data:
+        if key.startswith("log_") and key != "log_runs" and len(table[key]) != 5:
+            yield ("suspicion", key), "five values: node, application, fabric, infrastructure, user"

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     Share = float
     """In TOML: "5%"; here 0.05."""
     Celsius = int
+    Number = float
+    """In TOML: a number, 0 or more."""
     File = str
     """Absolute path; `{node}` stands for the node's name."""
     Address = str
@@ -242,6 +244,60 @@ class Accounting:
 
 
 @frozen
+class Suspicion:
+    """The constants of the correlator's method; where each comes from stands in etc/gpuhealth.toml."""
+
+    hazards: tuple[Number, ...] = (0.003, 0.02, 0.06, 0.2, 0.6, 0.6, 0.6)
+    """Failures a day of allocated time, by level; the first is a good node's."""
+    starts: tuple[Number, ...] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5)
+    """Share of its jobs that a node of that level kills whatever they do. The last level's look like the program's."""
+    priors: tuple[Number, ...] = (0.9735, 0.01, 0.007, 0.005, 0.003, 0.001, 0.0005)
+    half_life: Seconds = 2419200.0
+    horizon: Seconds = 2419200.0
+    """How far back attempts are judged again."""
+    before: Seconds = 60.0
+    after: Seconds = 120.0
+    incident: Seconds = 600.0
+    storm: Seconds = 3600.0
+    same_user: Seconds = 259200.0
+    log_hardware: tuple[Number, ...] = (0.25, 0.004, 0.01, 0.01, 0.004)
+    log_application: tuple[Number, ...] = (0.02, 0.75, 0.01, 0.03, 0.02)
+    log_communication: tuple[Number, ...] = (0.45, 0.13, 0.88, 0.3, 0.1)
+    log_infrastructure: tuple[Number, ...] = (0.01, 0.01, 0.05, 0.5, 0.02)
+    log_user: tuple[Number, ...] = (0.01, 0.01, 0.01, 0.02, 0.6)
+    log_memory: tuple[Number, ...] = (0.01, 0.04, 0.005, 0.08, 0.02)
+    log_crash: tuple[Number, ...] = (0.1, 0.05, 0.01, 0.02, 0.02)
+    log_numeric: tuple[Number, ...] = (0.01, 0.04, 0.002, 0.002, 0.002)
+    log_thermal: tuple[Number, ...] = (0.02, 0.001, 0.001, 0.001, 0.001)
+    log_nothing: tuple[Number, ...] = (0.3, 0.12, 0.1, 0.15, 0.3)
+    log_runs: Number = 200.0
+    """How many failures of this cluster the application column of the rows above counts for."""
+    runs: Number = 3.0
+    failing: Number = 0.12
+    least: Number = 0.02
+    fabric: Number = 0.001
+    infrastructure: Number = 0.002
+    together: Number = 0.3
+    leaf_window: Seconds = 900.0
+    leaf_alarm: Number = 0.01
+    seen_by_xid: Number = 0.5
+    background: Number = 0.0002
+    benign: Number = 0.002
+    named: Number = 0.8
+    most: Number = 200.0
+    recall: tuple[Number, ...] = (0.1, 0.3, 0.5, 0.7)
+    specificity: Number = 0.99
+    repaired: Number = 0.1
+    repaired_for: Seconds = 1209600.0
+    l2: Number = 0.1
+    l3: Number = 0.3
+    l4: Number = 0.6
+    rma: Number = 0.9
+    clusters: int = 3
+    false_discoveries: Share = 0.05
+
+
+@frozen
 class Correlate:
     rungs: Literal["enforce", "shadow", "off"] = "shadow"
     comment: bool = False
@@ -300,5 +356,6 @@ class Settings:
     store: Store = Store()
     accounting: Accounting = Accounting()
     correlate: Correlate = Correlate()
+    suspicion: Suspicion = Suspicion()
     policy: tuple[Row, ...] = ()
     """The site's rows first, then the built-in ones; the first that matches decides."""

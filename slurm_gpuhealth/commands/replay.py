@@ -1,0 +1,104 @@
+"""gpuhealth replay: the correlator over recorded outcomes and events, to try thresholds before anything may act."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurm_gpuhealth.commands import common
+
+if TYPE_CHECKING:
+    from slurm_gpuhealth.correlate.model import Suspicion, Verdict
+    from slurm_gpuhealth.settings import Settings
+
+FILE = click.Path(exists=True, dir_okay=False)
+
+
+@click.command()
+@click.argument("jobs", type=FILE)
+@click.argument("events", type=FILE)
+@click.option("--topology", type=FILE, metavar="FILE", help='Which nodes a leaf switch has: {"leaf": ["node", ...]}.')
+@click.option("--every", type=click.FloatRange(min=1), metavar="SECONDS", help="Suspicion also this often.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.pass_obj
+def replay(node: str, jobs: str, events: str, topology: str | None, every: float | None, as_json: bool) -> None:
+    """Judge recorded jobs and events: what each failed job died of, and which nodes are suspects.
+
+    JOBS and EVENTS are files of JSON lines, in any order: docs/replay.md. The settings are those of the configuration.
+    """
+    from slurm_gpuhealth.correlate import history
+    from slurm_gpuhealth.correlate.engine import Correlator
+
+    try:
+        leaves = history.topology(topology) if topology else {}
+        correlator = Correlator(_settings(node).suspicion, leaves)
+        show = _Json() if as_json else _Table()
+        for one in history.run(jobs, events, correlator, every):
+            show.add(one)
+        show.end()
+    except history.HistoryError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _settings(node: str) -> Settings:
+    """Those of this host; where it has no configuration, the defaults: a history may be tried anywhere."""
+    from slurm_gpuhealth.config import config_path
+    from slurm_gpuhealth.settings import Settings
+
+    return common.settings_of(node) if os.path.exists(config_path()) or "GPUHEALTH_CONFIG" in os.environ else Settings()
+
+
+class _Json:
+    def add(self, one: Verdict | Suspicion) -> None:
+        click.echo(json.dumps(printed(one)))
+
+    def end(self) -> None:
+        pass
+
+
+class _Table:
+    """Suspects as they come, the verdicts counted."""
+
+    def __init__(self) -> None:
+        self.causes: dict[str, int] = {}
+        self.time = 0.0
+        self.rows: list[tuple[str, ...]] = []
+
+    def add(self, one: Verdict | Suspicion) -> None:
+        row = printed(one)
+        if "verdict" in row:
+            self.causes[row["verdict"]] = self.causes.get(row["verdict"], 0) + 1
+            return
+        self.rows.append(
+            (
+                common.utc(row["time"]),
+                row["node"],
+                f"{row['p_lemon']:.2f}",
+                f"{row['hazard_per_day']:.3f}",
+                f"{row['observed']:.1f}",
+                f"{row['expected']:.1f}",
+                row["rung"] or "-",
+            )
+        )
+
+    def end(self) -> None:
+        counts = ", ".join(f"{cause} {count}" for cause, count in sorted(self.causes.items(), key=lambda one: -one[1]))
+        click.echo(f"{sum(self.causes.values())} failed attempts: {counts or 'none'}")
+        if self.rows:
+            head = ("TIME", "NODE", "P(LEMON)", "FAILS/DAY", "OBSERVED", "EXPECTED", "RUNG")
+            common.table(head, self.rows)
+        else:
+            click.echo("no node is suspected")
+
+
+def printed(one: Verdict | Suspicion) -> dict[str, Any]:
+    """As `--json` prints it."""
+    row = one._asdict()
+    if "cause" in row:
+        rest = {key: row[key] for key in ("confidence", "node", "gpu")}
+        return {"job": row["job"], "attempt": row["attempt"], "verdict": row["cause"], **rest}
+    keys = ("node", "time", "p_lemon", "hazard_per_day", "observed", "expected", "rung")
+    return {key: row[key] for key in keys} | {"rung": row["rung"] or None}

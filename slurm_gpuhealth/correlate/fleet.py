@@ -1,0 +1,104 @@
+"""What only the fleet as a whole tells: failures that come together, and how many nodes may look bad by chance."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from slurm_gpuhealth.correlate.weights import DAY, growth
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from slurm_gpuhealth.correlate.state import Case, FleetState
+    from slurm_gpuhealth.settings import Suspicion
+
+UNEXPLAINED = (None, "nothing", "communication", "crash", "infrastructure")
+RECENT = 4 * 3600.0
+MOST = 512
+SURGE = 1800.0
+WEEK = 7 * DAY
+
+
+def unexplained(case: Case) -> bool:
+    """Whether nothing in the job itself says why it failed: what a switch, a file system or a power cut looks like."""
+    return case.kind in UNEXPLAINED or case.attempt.state == "NODE_FAIL"
+
+
+def remember(fleet: FleetState, case: Case, key: str, leaves: Iterable[str], half_life: float) -> None:
+    """Note a failure for those that come at about the same time."""
+    attempt = case.attempt
+    if not unexplained(case):
+        return
+    end = attempt.end
+    fleet.recent.append([end, attempt.user, case.application, attempt.nodes[0], sorted(leaves), key])
+    newest = max(end, fleet.recent[-2][0] if len(fleet.recent) > 1 else end)
+    if len(fleet.recent) > MOST or fleet.recent[0][0] < newest - RECENT:
+        fleet.recent[:] = [one for one in fleet.recent if one[0] >= newest - RECENT][-MOST:]
+    fleet.unexplained += growth(end, half_life)
+    together = len(_users(fleet, end, SURGE, ()))
+    if end > fleet.last:
+        fleet.usual += (together - fleet.usual) * (1 - 2.0 ** (-(end - fleet.last) / WEEK)) if fleet.last else 0.0
+        fleet.last = end
+
+
+def co_failing(
+    fleet: FleetState, case: Case, leaf: str, width: int, leaves: int, s: Suspicion
+) -> tuple[float, list[str]]:
+    """The chance that so many unrelated jobs under `leaf` fail within `leaf_window`, and those cases.
+
+    1 where it is this job alone. Expected: the fleet's own rate of such failures, by nodes. (Correlator method 6.5.)
+    """
+    end = case.attempt.end
+    near = [one for one in fleet.recent if leaf in one[4] and abs(one[0] - end) <= s.leaf_window]
+    unrelated = {(one[1], one[2]) for one in near} | {(case.attempt.user, case.application)}
+    if len(unrelated) < 2 or len({one[3] for one in near} | {case.attempt.nodes[0]}) < 2:
+        return 1.0, []
+    rate = fleet.unexplained / fleet.exposure if fleet.exposure > 0 else 0.0
+    expected = rate * width * s.leaf_window / DAY
+    chance = poisson_tail(len(unrelated), expected) * max(1, leaves) * DAY / s.leaf_window
+    return chance, [one[5] for one in near]
+
+
+def surge(fleet: FleetState, case: Case) -> float:
+    """How much of what fails now, on other nodes and of other users, is more than usual: 0 to 1.
+
+    Power, a file system, a broken image: three users at least, on nodes apart, and not by chance.
+    """
+    users = _users(fleet, case.attempt.end, SURGE, case.attempt.nodes) - {case.attempt.user}
+    if len(users) < 3 or poisson_tail(len(users), max(fleet.usual, 0.5)) > 1e-3:
+        return 0.0
+    return 1 - max(fleet.usual, 0.5) / len(users)
+
+
+def _users(fleet: FleetState, time: float, window: float, nodes: Iterable[str]) -> set[str]:
+    apart = set(nodes)
+    return {one[1] for one in fleet.recent if abs(one[0] - time) <= window and one[3] not in apart}
+
+
+def poisson_tail(count: int, expected: float) -> float:
+    """P(Poisson(expected) >= count)."""
+    if count <= 0:
+        return 1.0
+    if expected <= 0:
+        return 0.0
+    if expected > count + 20 * math.sqrt(expected):
+        return 1.0
+    term = math.exp(count * math.log(expected) - expected - math.lgamma(count + 1))
+    total, k = 0.0, count
+    while term > 1e-17 * max(total, 1e-300) or k <= expected:
+        total += term
+        k += 1
+        term *= expected / k
+    return min(1.0, total)
+
+
+def discoveries(chances: Mapping[str, float], tested: int, rate: float) -> set[str]:
+    """Benjamini and Hochberg (1995): those of `tested` nodes whose chance is small enough that at most `rate` of them
+    are false."""
+    ranked = sorted(chances.items(), key=lambda one: (one[1], one[0]))
+    last = 0
+    for place, (_, chance) in enumerate(ranked, 1):
+        if chance <= rate * place / max(1, tested):
+            last = place
+    return {name for name, _ in ranked[:last]}

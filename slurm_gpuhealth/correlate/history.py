@@ -1,0 +1,175 @@
+"""Recorded outcomes and events, in any order, given to the correlator by time: the files of `gpuhealth replay`.
+
+A file is read twice: for the time of each line, then line by line in that order. So a year of jobs needs a few bytes
+a line, and not the jobs themselves, in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from array import array
+from collections import deque
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
+
+from slurm_gpuhealth.correlate.model import Attempt, Event, Suspicion, Verdict, read_attempt, read_event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    from slurm_gpuhealth.correlate.engine import Correlator
+
+T = TypeVar("T")
+# A key is told from a user's text by its quotes: within a JSON string they have a backslash before them.
+TIME = {key: re.compile(rb'(?<!\\)"%s"\s*:\s*(-?\d[\d.eE+-]*)' % key.encode()) for key in ("end", "time")}
+WHO = re.compile(rb'(?<!\\)"(?:job|attempt)"\s*:\s*(\d+)')
+LONGEST = 64 << 20
+
+
+class HistoryError(Exception):
+    """A file can't be used: the text names file, line and key."""
+
+
+class Index(NamedTuple):
+    """Where the lines of a file are, in the order of their time."""
+
+    order: list[int]
+    times: array[float]
+    offsets: array[int]
+    lines: array[int]
+
+
+def run(jobs: str, events: str, correlator: Correlator, every: float | None = None) -> Iterator[Verdict | Suspicion]:
+    """The verdicts, each when `horizon` has passed and nothing can change it, or at the end; suspicions each `every`
+    seconds of recorded time and at the end. Raises HistoryError."""
+    horizon = correlator.settings.horizon
+    waiting: dict[tuple[int, int], Verdict] = {}
+    ends: deque[tuple[float, tuple[int, int]]] = deque()
+    due = now = None
+    for now, one in _merged(jobs, events, correlator.settings.after):
+        if due is None:
+            due = now + (every or float("inf"))
+        while now >= due:
+            _rescored(correlator, waiting)
+            yield from correlator.suspicions(due)
+            due += every or float("inf")
+        if isinstance(one, Event):
+            correlator.event(one)
+            continue
+        verdict = correlator.attempt(one)
+        if verdict is None:
+            continue
+        key = verdict.job, verdict.attempt
+        waiting[key] = verdict._replace(terms=(), masses={}, responsible={})
+        ends.append((now, key))
+        if ends[0][0] < now - horizon:
+            _rescored(correlator, waiting)
+            while ends[0][0] < now - horizon:
+                old = waiting.pop(ends.popleft()[1], None)
+                yield from [old] if old else []
+    _rescored(correlator, waiting)
+    yield from waiting.values()
+    yield from correlator.suspicions(now) if now is not None else []
+
+
+def _rescored(correlator: Correlator, waiting: dict[tuple[int, int], Verdict]) -> None:
+    for verdict in correlator.rescored():
+        key = verdict.job, verdict.attempt
+        if key in waiting:
+            waiting[key] = verdict._replace(terms=(), masses={}, responsible={})
+
+
+def topology(path: str) -> dict[str, list[str]]:
+    """Leaf switch → its nodes. Raises HistoryError."""
+    try:
+        with open(path, "rb") as file:
+            leaves = json.load(file)
+    except (OSError, ValueError) as error:
+        raise HistoryError(f"{path}: {error}") from None
+    if not isinstance(leaves, dict) or not all(
+        isinstance(nodes, list) and all(isinstance(node, str) for node in nodes) for nodes in leaves.values()
+    ):
+        raise HistoryError(f'{path}: expected {{"leaf": ["node", ...], ...}}')
+    return leaves
+
+
+def _merged(jobs: str, events: str, after: float) -> Iterator[tuple[float, Attempt | Event]]:
+    """Events by their time, attempts when the time has passed in which an event may still be theirs."""
+    attempts = _in_order(jobs, "end", read_attempt)
+    told = _in_order(events, "time", read_event)
+    event = next(told, None)
+    for end, attempt in attempts:
+        while event is not None and event[0] <= end + after:
+            yield event
+            event = next(told, None)
+        yield end + after, attempt
+    while event is not None:
+        yield event
+        event = next(told, None)
+
+
+def _in_order(path: str, key: str, read: Callable[[Any], T]) -> Iterator[tuple[float, T]]:
+    try:
+        with open(path, "rb", buffering=1 << 20) as file:
+            index = _index(file, path, key)
+            place = -1
+            for one in index.order:
+                if index.offsets[one] != place:
+                    file.seek(index.offsets[one])
+                line = file.readline(LONGEST)
+                place = index.offsets[one] + len(line)
+                yield index.times[one], _read(line, path, index.lines[one], read)
+    except OSError as error:
+        raise HistoryError(f"{path}: {error.strerror}") from None
+
+
+def _index(file: BinaryIO, path: str, key: str) -> Index:
+    """Equal times are ordered by what the lines say, not by where they stand: the order of a file never matters."""
+    times, offsets, lines = array("d"), array("q"), array("l")
+    rank = array("q")
+    offset, sorts = 0, True
+    find = TIME[key].search
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            found = find(line)
+            time = float(found[1]) if found else _time(line, path, number, key)
+            who = WHO.findall(line) if key == "end" else ()
+            sorts = sorts and (not times or time > times[-1])
+            times.append(time)
+            offsets.append(offset)
+            lines.append(number)
+            rank.append((int(who[0]) << 12 | int(who[1]) & 4095) & (1 << 62) - 1 if len(who) == 2 else zlib.crc32(line))
+        offset += len(line)
+    order = list(range(len(times)))
+    if not sorts:
+        order.sort(key=lambda one: (times[one], rank[one]))
+    return Index(order, times, offsets, lines)
+
+
+def _time(line: bytes, path: str, number: int, key: str) -> float:
+    row = _object(line, path, number)
+    try:
+        return float(row[key])
+    except KeyError:
+        raise HistoryError(f"{path}:{number}: no key {key!r}") from None
+    except (TypeError, ValueError):
+        raise HistoryError(f"{path}:{number}: {key!r} is {row[key]!r}, not a number of seconds") from None
+
+
+def _read(line: bytes, path: str, number: int, read: Callable[[Any], T]) -> T:
+    try:
+        return read(_object(line, path, number))
+    except ValueError as error:
+        raise HistoryError(f"{path}:{number}: {error}") from None
+
+
+def _object(line: bytes, path: str, number: int) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise HistoryError(f"{path}:{number}: not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise HistoryError(f"{path}:{number}: not a JSON object")
+    return row

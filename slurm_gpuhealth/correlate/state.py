@@ -1,0 +1,193 @@
+"""What the correlator remembers: of each node, of each application, and of the cluster. Each goes to JSON and back.
+
+It grows with nodes and applications; what is kept of single jobs and events is bounded in number and in time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from slurm_gpuhealth.correlate.model import Attempt
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from slurm_gpuhealth.correlate.model import GpuName
+
+    Weights = tuple[float, ...]
+    """Logarithms, one a level of the grid; level 0 is 0."""
+
+T = TypeVar("T", bound="Kept")
+SEEN = 256  # keys of attempts, at the first node of each: what is delivered twice comes again soon
+RECORDS = 128
+EVENTS = 256
+SHORT = 2 * 86400.0  # how long an attempt without weight may still be judged again by an event that comes late
+
+
+class Kept:
+    """JSON of a dataclass: its fields by name, but not what begins with `_`."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            one.name: _plain(getattr(self, one.name))
+            for one in fields(self)  # type: ignore[arg-type]
+            if not one.name.startswith("_")
+        }
+
+    @classmethod
+    def from_json(cls: type[T], data: dict[str, Any]) -> T:
+        return cls(**data)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Kept):
+        return value.to_json()
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+class Incident(NamedTuple):
+    """An event, as it is kept."""
+
+    time: float
+    until: float
+    gpu: GpuName | None
+    kind: str
+    strength: float
+    code: str
+
+
+@dataclass
+class Case(Kept):
+    """A failed attempt, as much of it as judging it again takes. It lies at the attempt's first node."""
+
+    attempt: Attempt
+    """Without its log: that has been read."""
+    application: str
+    kind: str | None
+    hosts: tuple[str, ...] = ()
+    """Nodes of the attempt that its log singles out."""
+    fingerprint: str = ""
+    rank: int | None = None
+    iteration: int | None = None
+    gpu: int | None = None
+    cause: str = ""
+    confidence: float = 0.0
+    node: str | None = None
+    own: float = 0.0
+    """Its application's share of the blame, which stands in `AppState.failed`."""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Case:
+        row = list(data["attempt"])
+        for place in (11, 12):  # nodes, gpus
+            if isinstance(row[place], list):
+                row[place] = tuple(row[place])
+        row[12] = {node: tuple(gpus) for node, gpus in row[12].items()} if row[12] else None
+        return cls(**{**data, "attempt": Attempt(*row), "hosts": tuple(data["hosts"])})
+
+
+@dataclass
+class Record(Kept):
+    """What a failed attempt says of one of its nodes."""
+
+    start: float
+    end: float
+    home: str
+    """The node at which its case lies."""
+    user: str
+    application: str
+    weights: Weights | None = None
+    """None: nothing, so far."""
+    blame: float = 0.0
+    """The node's share, 0 to 1."""
+    hard: bool = False
+    """Tied to a hard event of this node, or Slurm itself names the node."""
+    unexplained: bool = False
+    """Its log does not say that the program failed."""
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Record:
+        return cls(**{**data, "weights": data["weights"] and tuple(data["weights"])})
+
+
+@dataclass
+class NodeState(Kept):
+    exposure: float = 0.0
+    """Days in jobs, decayed: in units of weights.EPOCH, as all that decays."""
+    starts: float = 0.0
+    failing: float = 0.0
+    """Failures that its jobs' own programs made one expect, decayed."""
+    width: int = 1
+    """GPUs, as far as jobs have shown."""
+    repaired: float = 0.0
+    changed: dict[str, float] = field(default_factory=dict)
+    """GPU → when it was replaced or reset, and its past forgotten."""
+    judged: float = 0.0
+    """The hazard with which its cases were last judged."""
+    seen: dict[str, float] = field(default_factory=dict)
+    """Attempt → its end: those whose first node this is."""
+    events: list[Incident] = field(default_factory=list)
+    tests: dict[str, tuple[float, bool]] = field(default_factory=dict)
+    """Run level → when last, and whether passed."""
+    records: dict[str, Record] = field(default_factory=dict)
+    cases: dict[str, Case] = field(default_factory=dict)
+    _groups: list[Any] | None = None
+    _cache: tuple[float, list[float]] | None = None
+
+    def touched(self) -> None:
+        """Its evidence has changed."""
+        self._groups = self._cache = None
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> NodeState:
+        return cls(
+            **{
+                **data,
+                "events": [Incident(*one) for one in data["events"]],
+                "tests": {level: tuple(one) for level, one in data["tests"].items()},
+                "records": {key: Record.from_json(one) for key, one in data["records"].items()},
+                "cases": {key: Case.from_json(one) for key, one in data["cases"].items()},
+            }
+        )
+
+
+@dataclass
+class AppState(Kept):
+    """A user's application: how often it runs, and fails by itself."""
+
+    runs: float = 0.0
+    failed: float = 0.0
+    """Sum of its own share of the blame: a lemon does not raise it."""
+    prints: list[Any] = field(default_factory=list)
+    """Its last failures: [case, home, fingerprint, rank, iteration, nodes]."""
+
+
+@dataclass
+class FleetState(Kept):
+    half_life: float = 0.0
+    last: float = 0.0
+    runs: float = 0.0
+    failed: float = 0.0
+    exposure: float = 0.0
+    unexplained: float = 0.0
+    """Failures whose log does not blame the program, decayed."""
+    events: int = 0
+    """Hard events ever seen: where there are none, their absence says nothing."""
+    kinds: dict[str, float] = field(default_factory=dict)
+    """Kind of log → failures of applications that had it, decayed."""
+    recent: list[Any] = field(default_factory=list)
+    """Unexplained failures of the last hours: [end, user, application, first node, leaves, case]."""
+    usual: float = 0.0
+    """How many users have such failures at once, on average over a week."""
+
+
+@dataclass
+class State:
+    """All of it. The mappings may be rows of a database: they are asked for single keys, but by `suspicions`."""
+
+    nodes: MutableMapping[str, NodeState] = field(default_factory=dict)
+    applications: MutableMapping[str, AppState] = field(default_factory=dict)
+    fleet: FleetState = field(default_factory=FleetState)

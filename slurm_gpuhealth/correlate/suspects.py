@@ -1,0 +1,149 @@
+"""Which nodes are suspects, over the whole fleet, and the rung that is due for each."""
+
+from __future__ import annotations
+
+import time as clock
+from typing import TYPE_CHECKING
+
+from slurm_gpuhealth.correlate import fleet, suspicion
+from slurm_gpuhealth.correlate.model import Suspicion
+from slurm_gpuhealth.correlate.weights import grid, growth
+
+if TYPE_CHECKING:
+    from slurm_gpuhealth import settings
+    from slurm_gpuhealth.correlate.state import NodeState, Record, State
+
+WAVE = 0.05  # more of the fleet than this is not suspected by its own fault
+WAVE_LEAST = 4
+
+
+def suspicions(state: State, time: float, above: float, s: settings.Suspicion) -> list[Suspicion]:
+    """All nodes above `above`, the worst first."""
+    found: list[Suspicion] = []
+    chances: dict[str, float] = {}
+    every = 0
+    for name, node in state.nodes.items():
+        every += 1
+        # A node without evidence of its own is at its prior, or below.
+        if not node.records and not node.events and not node.tests and not node.repaired and not node.changed:
+            continue
+        levels = suspicion.levels(node, time, grid(s), s)
+        if 1 - levels[0] > above:
+            found.append(of(name, node, time, s))
+            chances[name] = _chance(node, time, s)[0]
+    sure = fleet.discoveries(chances, every, s.false_discoveries)
+    soft = [one for one in found if one.p_lemon >= s.l3 and not one.hard]
+    wave = len(soft) > max(WAVE_LEAST, WAVE * every)
+    ranked = [_with_rung(one, state.nodes[one.node], one.node in sure, wave, time, s) for one in found]
+    return sorted(ranked, key=lambda one: (-one.p_lemon, one.node))
+
+
+def of(name: str, node: NodeState, time: float, s: settings.Suspicion) -> Suspicion:
+    """One node's, without the rung, which is the fleet's to decide."""
+    g = grid(s)
+    levels = suspicion.levels(node, time, g, s)
+    groups = suspicion.groups(node, g, s)
+    shrink = 1.0 / growth(time, s.half_life)
+    blamed = [one for one in node.records.values() if one.blame >= 0.1]
+    alone = [one for one in groups if one.hard and one.what not in node.records]
+    observed = sum(one.blame * 2.0 ** (-abs(time - one.end) / s.half_life) for one in node.records.values())
+    observed += sum(2.0 ** (-abs(time - one.until) / s.half_life) for one in alone)
+    expected = node.exposure * shrink * g.hazard[0]
+    hard = _hard(node, time, s)
+    return Suspicion(
+        name,
+        time,
+        1 - levels[0],
+        suspicion.hazard(levels, g),
+        observed,
+        expected,
+        "",
+        len({one.user for one in blamed}),
+        len({one.application for one in blamed}),
+        hard,
+        _last_test(node),
+        suspicion.tied(groups, time, g),
+        (
+            f"{observed:.1f} failures are its; a good node would have had {expected:.1f}",
+            *_terms(node, blamed, hard, time, s),
+        ),
+    )
+
+
+def _hard(node: NodeState, time: float, s: settings.Suspicion) -> int:
+    since = time - s.horizon
+    events = [one for one in node.events if one.kind == "hard" and one.until >= since]
+    events = [one for one in events if one.time > suspicion.forgotten(node, one.gpu)]
+    failed = [when for when, passed in node.tests.values() if not passed and when >= since and when > node.repaired]
+    return len(events) + len(failed)
+
+
+def _last_test(node: NodeState) -> str:
+    if not node.tests:
+        return ""
+    level, (when, passed) = max(node.tests.items(), key=lambda one: one[1][0])
+    return f"L{level} {'pass' if passed else 'fail'} {clock.strftime('%Y-%m-%d', clock.gmtime(when))}"
+
+
+def _unexplained(node: NodeState, time: float, s: settings.Suspicion) -> list[Record]:
+    return [one for one in node.records.values() if one.unexplained and one.end >= time - s.horizon]
+
+
+def _chance(node: NodeState, time: float, s: settings.Suspicion) -> tuple[float, int, float]:
+    """P(so many applications or more fail here unexplained), how many did, and how many one expects."""
+    count = len({one.application for one in _unexplained(node, time, s)})
+    expected = node.failing / growth(time, s.half_life) + node.exposure / growth(time, s.half_life) * s.hazards[0]
+    return fleet.poisson_tail(count, expected), count, expected
+
+
+def _terms(node: NodeState, blamed: list[Record], hard: int, time: float, s: settings.Suspicion) -> list[str]:
+    said = []
+    if blamed:
+        users, apps = {one.user for one in blamed}, {one.application for one in blamed}
+        said.append(f"it is blamed for {len(blamed)} failed jobs of {len(users)} users and {len(apps)} applications")
+    chance, count, usual = _chance(node, time, s)
+    if chance < 0.05:
+        said.append(f"{count} applications failed here unexplained; {usual:.1f} expected (chance {chance:.1g})")
+    if hard:
+        said.append(f"{hard} hard events of its own in {s.horizon / 86400:.0f} days")
+    if node.tests:
+        said.append(f"last test: {_last_test(node)}")
+    return said
+
+
+def _with_rung(
+    one: Suspicion, node: NodeState, sure: bool, wave: bool, time: float, s: settings.Suspicion
+) -> Suspicion:
+    """The rung by the probability; a soft suspicion tests and never more, and a fleet-wide wave tests lightly."""
+    p = one.p_lemon
+    users = {record.user for record in node.records.values() if record.blame >= 0.1}
+    others = one.applications >= s.clusters and len(users) >= 2 and sure
+    rung = ""
+    if p >= s.rma and (one.hard or (others and not wave)):
+        rung = "RMA"
+    elif p >= s.l4:
+        rung = "L4"
+    elif p >= s.l3:
+        rung = "L3"
+    elif p >= s.l2 or one.hard:
+        rung = "L2"
+    terms = one.terms
+    if wave and not one.hard and rung in ("L3", "L4"):
+        rung = "L2"
+        terms = (*terms, "so many nodes are suspected at once that the cause lies outside of them: tested lightly")
+    return one._replace(rung=_after_tests(rung, node), terms=terms)
+
+
+def _after_tests(rung: str, node: NodeState) -> str:
+    """What has been passed since the last evidence is not asked again; level 3 passed and back again is for level 4."""
+    if rung not in ("L2", "L3", "L4"):
+        return rung
+    newest = max([one.end for one in node.records.values() if one.weights] + [one.until for one in node.events] + [0.0])
+    for level, (when, passed) in node.tests.items():
+        if not passed or not level.isdigit():
+            continue
+        if when >= newest and int(level) >= int(rung[1]):
+            return ""
+        if level == "3" and rung == "L3" and when < newest <= when + suspicion.REPEATED:
+            return "L4"
+    return rung

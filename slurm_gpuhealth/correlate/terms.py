@@ -1,0 +1,148 @@
+"""A verdict's evidence as sentences, the strongest first and the strongest against it kept, and what to do."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from slurm_gpuhealth.correlate import suspicion
+from slurm_gpuhealth.correlate.model import Term
+from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY, grid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from slurm_gpuhealth.correlate.model import Verdict
+    from slurm_gpuhealth.correlate.state import Case, State
+    from slurm_gpuhealth.correlate.verdict import Sign
+    from slurm_gpuhealth.settings import Suspicion
+
+# The log's own words stay with its owner: what is said here, all may read.
+LOG = {
+    "hardware": "its log shows a hardware error",
+    "application": "its log shows an error of the program itself",
+    "communication": "its log shows only that ranks lost each other",
+    "infrastructure": "its log shows trouble with storage, network names or another service",
+    "user": "its log shows that it was ended from outside",
+    "memory": "its log shows that the host's memory ran out",
+    "crash": "it died of a signal, without a traceback",
+    "numeric": "its log shows NaN or infinite values",
+    "thermal": "its log shows heat or throttling",
+    "nothing": "its log shows no cause",
+}
+STATE = {
+    "TIMEOUT": "Slurm ended it at its time limit",
+    "DEADLINE": "Slurm ended it at its deadline",
+    "PREEMPTED": "Slurm ended it for another job",
+    "CANCELLED": "it was cancelled",
+    "REQUEUED": "it was put back into the queue",
+    "REVOKED": "another cluster took it",
+    "BOOT_FAIL": "its nodes did not boot",
+    "OUT_OF_MEMORY": "it reached its own memory limit",
+}
+ADVICE = {
+    "application": "look at the program: no evidence against the node so far",
+    "node": "requeue it as it is",
+    "fabric": "requeue it as it is; the network is to be looked at",
+    "infrastructure": "requeue it when the service is back",
+    "user": "nothing: nobody's fault",
+    "unknown": "requeue it once; if it fails on other nodes too, look at the program",
+}
+HOT = "thermal: a ticket for this node's cooling; the job may be requeued as it is"
+KEPT = 6
+
+
+def explain(
+    verdict: Verdict,
+    case: Case,
+    state: State,
+    causes: Mapping[str, float],
+    row: tuple[float, ...],
+    signs: Mapping[str, Sign],
+    where: Mapping[str, float],
+    again: float,
+    s: Suspicion,
+) -> Verdict:
+    """`verdict` with its terms and advice."""
+    first = verdict.node or max(verdict.responsible, key=lambda one: verdict.responsible[one], default="")
+    found = list(_terms(case, state, first, row, signs, where, again, s))
+    likeliest = max(verdict.masses, key=lambda one: verdict.masses[one])
+
+    def pull(term: Term) -> float:
+        others = [weight for cause, weight in term.weights.items() if cause != likeliest]
+        return term.weights.get(likeliest, 0.0) - max(others, default=0.0)
+
+    found.sort(key=lambda one: -abs(pull(one)))
+    kept = found[:KEPT]
+    against = [one for one in found[KEPT:] if pull(one) < 0]
+    if against and not any(pull(one) < 0 for one in kept):
+        kept[-1] = against[0]
+    hot = any(sign.event.kind == "thermal" for sign in signs.values()) or case.kind == "thermal"
+    advice = HOT if hot and verdict.cause == "node" else ADVICE[verdict.cause]
+    if verdict.cause == "application" and _suspected(state, case, s):
+        advice = "look at the program; its node is suspected for other reasons"
+    return verdict._replace(terms=tuple(kept), advice=advice)
+
+
+def _suspected(state: State, case: Case, s: Suspicion) -> bool:
+    return any(
+        node in state.nodes and 1 - suspicion.levels(state.nodes[node], case.attempt.end, grid(s), s)[0] >= s.l2
+        for node in case.attempt.nodes[:8]
+    )
+
+
+def _terms(
+    case: Case,
+    state: State,
+    first: str,
+    row: tuple[float, ...],
+    signs: Mapping[str, Sign],
+    where: Mapping[str, float],
+    again: float,
+    s: Suspicion,
+) -> Iterator[Term]:
+    from slurm_gpuhealth.correlate.verdict import failing
+
+    attempt = case.attempt
+    hours = max(0.0, attempt.end - attempt.start) / 3600
+    if attempt.state in STATE:
+        cause = {"BOOT_FAIL": "infrastructure", "OUT_OF_MEMORY": "application"}.get(attempt.state, "user")
+        yield Term(STATE[attempt.state], {one: math.log(0.9 if one == cause else 0.03) for one in COLUMNS})
+    else:
+        rate = failing(case, state, s)
+        yield Term(f"this application fails by itself in {rate:.0%} of its runs", {"application": math.log(rate)})
+        if first:
+            found = suspicion.levels(state.nodes[first], attempt.end, grid(s), s) if first in state.nodes else [1.0]
+            daily = suspicion.hazard(found, grid(s))
+            chance = -math.expm1(-daily * hours * 3600 / DAY)
+            yield Term(
+                f"{first} fails {daily:.3f} times a day (suspicion {1 - found[0]:.2f}), and had it for {hours:.1f} h",
+                {"node": math.log(max(chance, 1e-6))},
+            )
+    if case.kind is not None and row != ALIKE:
+        yield Term(LOG[case.kind], {cause: math.log(one) for cause, one in zip(COLUMNS, row)})
+    if attempt.state == "NODE_FAIL":
+        named = f", and names {attempt.failed_node}" if attempt.failed_node else ""
+        yield Term(f"Slurm says that a node failed{named}", {"node": 0.0, "fabric": -1.6, "application": -9.2})
+    for node, sign in sorted(signs.items(), key=lambda one: -one[1].ratio)[:3]:
+        yield Term(_said(node, sign), {"node": math.log(sign.ratio), "application": 0.0})
+    if first in where:
+        yield Term(f"its log singles out {first}", {"node": math.log(where[first]), "application": 0.0})
+    if again > 1:
+        what = "iteration" if again > 5 else "rank"
+        text = f"the same error at the same {what} on other nodes"
+        yield Term(text, {"application": math.log(again), "node": 0.0})
+
+
+def _said(node: str, sign: Sign) -> str:
+    gpu = f" on GPU {sign.gpu}" if sign.gpu is not None else ""
+    whose = ", which the job did not hold" if sign.foreign else ""
+    code = "".join(letter if letter.isprintable() else "?" for letter in sign.event.code)[:40]
+    kind = {
+        "hard": "a hardware fault",
+        "weak": "a contained error",
+        "application": "an error as programs make them",
+        "link": "a link error",
+        "thermal": "slowed by heat",
+    }[sign.event.kind]
+    return f"{node} reported {code}{gpu} while it ran: {kind}{whose}"

@@ -1,0 +1,294 @@
+"""What one attempt died of: prior mass of each cause times the evidence, and what that says of each of its nodes.
+
+    application      how often this application fails by itself, elsewhere and before
+    node             for each node: 1 - exp(-its hazard * time), by what is known of it without this attempt
+    fabric, infrastructure   by time, and more if unrelated jobs fail just then
+    user             Slurm says so
+
+A node's share of the blame (responsibility) goes to its suspicion as the likelihood ratio of each of its levels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from slurm_gpuhealth.correlate import fleet, suspicion, terms
+from slurm_gpuhealth.correlate.model import Verdict
+from slurm_gpuhealth.correlate.state import NodeState
+from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY, grid, growth, rows, same_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from slurm_gpuhealth.correlate.model import GpuName
+    from slurm_gpuhealth.correlate.state import Case, Incident, State, Weights
+    from slurm_gpuhealth.settings import Suspicion
+
+USERS = ("TIMEOUT", "PREEMPTED", "CANCELLED", "DEADLINE", "REQUEUED", "REVOKED")
+# Slurm's word decides; a tenth is kept for a hang that the user, or the time limit, ended.
+STATES = {
+    **{one: {"user": 0.9, "application": 0.04, "node": 0.04, "fabric": 0.01, "infrastructure": 0.01} for one in USERS},
+    "BOOT_FAIL": {"infrastructure": 0.85, "node": 0.1, "application": 0.001, "fabric": 0.02, "user": 0.001},
+    "OUT_OF_MEMORY": {"application": 0.9, "node": 0.01, "fabric": 0.001, "infrastructure": 0.05, "user": 0.01},
+}
+# NODE_FAIL: Slurm lost a node. A program hardly brings a node down; a lost network or controller looks the same.
+NODE_FAIL = {"application": 1e-4, "fabric": 0.2, "infrastructure": 0.05, "user": 1e-4}
+NODE_FAIL_NAMED, NODE_FAIL_OTHER = 0.35, 0.01
+CONTAINED, FOREIGN, SHARED = 5.0, 2.0, 15.0  # ratio: a contained error here, a hard one on another's GPU, one GPU twice
+LEAST = 0.02  # a log weight below this is not kept
+
+
+class Judged(NamedTuple):
+    verdict: Verdict
+    own: float
+    """The application's share."""
+    weights: dict[str, Weights]
+    """Node → log likelihood of each level."""
+    hard: frozenset[str]
+    """Nodes that a hard event, or Slurm, names."""
+
+
+class Sign(NamedTuple):
+    """What a node said in the attempt's time."""
+
+    ratio: float
+    """Likelihood if the node did it, over that if it did not."""
+    hard: bool
+    gpu: GpuName | None
+    event: Incident
+    foreign: bool = False
+
+
+def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion) -> Judged:
+    """Pure in `state`: reads it only."""
+    attempt = case.attempt
+    days = max(0.0, attempt.end - attempt.start) / DAY
+    table = STATES.get(attempt.state)
+    row = _row(case, state, s)
+    causes = _priors(case, days, state, leaves, s)
+    echo = 1.0
+    if table:
+        causes = {cause: table[cause] for cause in COLUMNS[1:]}
+    told = dict(zip(COLUMNS, row))
+    for cause in causes:
+        causes[cause] *= told[cause] * (NODE_FAIL[cause] if attempt.state == "NODE_FAIL" else 1.0)
+    again = _again(case, key, state)
+    causes["application"] *= again
+    echo = told["application"] * again
+    signs = {node: sign for node in attempt.nodes if (sign := _sign(case, node, state, s))}
+    known = state.fleet.events > 0
+    shares: dict[str, float] = {}
+    levels: dict[str, tuple[list[float], Weights]] = {}
+    where = _named(case, s)
+    chances = Chances(days, s)
+    apart = suspicion.Without(key, attempt.start - s.before, attempt.end + s.after)
+    for node in attempt.nodes:
+        sign = signs.get(node)
+        ratio = where.get(node, where.get("", 1.0)) * (sign.ratio if sign else 1 - s.seen_by_xid * 0.5 if known else 1)
+        if attempt.state == "NODE_FAIL":
+            ratio *= NODE_FAIL_NAMED if attempt.failed_node in (None, node) else NODE_FAIL_OTHER
+        odds = chances[_share(attempt, node, state)]
+        like = [one * told["node"] * ratio for one in odds]
+        like[-1] = odds[-1] * max(echo, told["node"]) * ratio
+        found = suspicion.levels(state.nodes.get(node, NEW), attempt.end, grid(s), s, apart)
+        levels[node] = found, tuple(like)
+        shares[node] = sum(weight * one for weight, one in zip(found, like))
+    if table:
+        _scale(shares, table["node"], told["node"], signs, s)
+    total = sum(causes.values()) + sum(shares.values()) or 1.0
+    blame = {node: share / total for node, share in shares.items()}
+    masses = {"node": sum(blame.values()), **{cause: mass / total for cause, mass in causes.items()}}
+    # Heat makes a job slow: a ticket for the cooling, no failure of the node. (Method 6.6.)
+    weights = (
+        {}
+        if table or case.kind == "thermal"
+        else {node: _weights(total - shares[node], one[1], s) for node, one in levels.items()}
+    )
+    hard = frozenset(node for node, sign in signs.items() if sign.hard and not sign.foreign)
+    if attempt.state == "NODE_FAIL" and attempt.failed_node:
+        hard |= {attempt.failed_node} & set(attempt.nodes)
+    verdict = _verdict(case, masses, blame, signs)
+    verdict = terms.explain(verdict, case, state, causes, row, signs, where, again, s)
+    return Judged(verdict, masses["application"], weights, hard)
+
+
+NEW = NodeState()
+
+
+class Leaves(NamedTuple):
+    """The fabric: node → leaf switch, leaf → how many nodes."""
+
+    of: Mapping[str, str]
+    width: Mapping[str, int]
+
+
+def _row(case: Case, state: State, s: Suspicion) -> tuple[float, ...]:
+    """The likelihood of what the log says. What programs leave behind here is learnt from their failures."""
+    if case.kind is None:
+        return ALIKE
+    table = rows(s)
+    row = table[case.kind]
+    kinds, shrink = state.fleet.kinds, 1.0 / growth(case.attempt.end, s.half_life)
+    total = sum(one[1] for one in table.values())
+    seen = sum(kinds.values()) * shrink
+    learnt = (row[1] / total * s.log_runs + kinds.get(case.kind, 0.0) * shrink) / (s.log_runs + seen) * total
+    return (row[0], min(max(learnt, row[1] / 3), row[1] * 5, 1.0), *row[2:])
+
+
+def _priors(case: Case, days: float, state: State, leaves: Leaves, s: Suspicion) -> dict[str, float]:
+    shared = fleet.surge(state.fleet, case) if fleet.unexplained(case) else 0.0
+    fabric = 0.0
+    under = {leaves.of[node] for node in case.attempt.nodes if node in leaves.of}
+    for leaf in under or {""}:
+        one = 1 - math.exp(-s.fabric * days)
+        if leaf and fleet.unexplained(case):
+            chance, _ = fleet.co_failing(state.fleet, case, leaf, leaves.width[leaf], len(leaves.width), s)
+            one += s.together if chance < s.leaf_alarm else 0.0
+        fabric += one
+    return {
+        "application": failing(case, state, s),
+        "fabric": min(fabric, 0.9) * (1.0 if len(case.attempt.nodes) > 1 else 0.3),
+        "infrastructure": 1 - math.exp(-s.infrastructure * days) + s.together * shared,
+        "user": 0.001,
+    }
+
+
+def failing(case: Case, state: State, s: Suspicion) -> float:
+    """How often the application fails by itself: its own record, drawn to the fleet's; this attempt left out."""
+    shrink = 1.0 / growth(case.attempt.end, s.half_life)
+    all_of = state.fleet
+    mean = (all_of.failed * shrink + 50 * s.failing) / (all_of.runs * shrink + 50)
+    app = state.applications.get(case.application)
+    if app is None:
+        return max(s.least, mean)
+    runs = max(0.0, app.runs * shrink - 1)
+    failed = min(runs, max(0.0, app.failed * shrink - case.own))
+    return max(s.least, min(0.98, (failed + s.runs * mean) / (runs + s.runs)))
+
+
+def _again(case: Case, key: str, state: State) -> float:
+    """The same error at the same iteration, or of the same rank, on nodes apart: the program's own. (Method 6.3.)"""
+    app = state.applications.get(case.application)
+    if not app or not case.fingerprint:
+        return 1.0
+    strongest = 1.0
+    for other, _, fingerprint, rank, iteration, nodes in app.prints:
+        if other == key or fingerprint != case.fingerprint or not set(nodes).isdisjoint(case.attempt.nodes):
+            continue
+        if iteration is not None and iteration == case.iteration:
+            strongest = max(strongest, 22.0 if rank == case.rank else 12.0)  # e^3.1
+        elif rank is not None and rank == case.rank and len(case.attempt.nodes) > 1:
+            strongest = max(strongest, 4.0)
+    return strongest
+
+
+def _sign(case: Case, node: str, state: State, s: Suspicion) -> Sign | None:
+    """The strongest that the node itself said while the attempt ran."""
+    known = state.nodes.get(node)
+    if known is None or not known.events:
+        return None
+    attempt, best = case.attempt, None
+    held = attempt.gpus.get(node) if attempt.gpus else None
+    days = max(0.0, attempt.end - attempt.start) / DAY
+    for event in suspicion.incidents_in(known, attempt.start - s.before, attempt.end + s.after):
+        own = same_gpu(event.gpu, held)
+        ratio = 1.0
+        if event.kind == "hard":
+            background = s.background + s.benign * (days + (s.before + s.after) / DAY)
+            ratio = FOREIGN if own is False else max(2.0, event.strength * s.seen_by_xid / background)
+        elif event.kind in ("weak", "link") and own is not False:
+            ratio = CONTAINED if event.strength >= 0.1 else 1.5
+        elif event.kind == "application" and own is not False:
+            ratio = SHARED if _elsewhere(case, known, event) else 0.7
+        elif event.kind == "thermal" and own is not False:
+            ratio = 1.01
+        sign = Sign(ratio, event.kind == "hard" and own is not False, event.gpu, event, own is False)
+        if best is None or ratio > best.ratio:
+            best = sign
+    return best
+
+
+def _elsewhere(case: Case, node: NodeState, event: Incident) -> bool:
+    """Whether another user's job of another application had such an error on the same GPU."""
+    for other in node.events:
+        if other.kind != "application" or other.gpu != event.gpu or event.gpu is None:
+            continue
+        for record in node.records.values():
+            if record.start <= other.time <= record.end + 120 and record.user != case.attempt.user:
+                return True
+    return False
+
+
+def _named(case: Case, s: Suspicion) -> dict[str, float]:
+    """Node → likelihood ratio of being singled out by the log; "" for those that are not."""
+    every, named = len(case.attempt.nodes), len(case.hosts)
+    if not named or named >= every:
+        return {}
+    return {"": (1 - s.named) * every / (every - named), **dict.fromkeys(case.hosts, s.named * every / named)}
+
+
+class Chances(dict[float, list[float]]):
+    """Share of a node that a job had → odds, by level, that the node ended it."""
+
+    def __init__(self, days: float, s: Suspicion) -> None:
+        super().__init__()
+        self.days, self.grid = days, grid(s)
+
+    def __missing__(self, share: float) -> list[float]:
+        one = [
+            min(50.0, math.expm1(min(4.0, hazard * self.days * share)) + start / (1 - start) * share)
+            for hazard, start in zip(self.grid.hazard, self.grid.start)
+        ]
+        self[share] = one
+        return one
+
+
+def _share(attempt: object, node: str, state: State) -> float:
+    gpus = getattr(attempt, "gpus", None)
+    known = state.nodes.get(node) if gpus else None
+    return min(1.0, len(gpus.get(node, ())) / known.width) if known and gpus and gpus.get(node) else 1.0
+
+
+def _scale(shares: dict[str, float], mass: float, told: float, signs: Mapping[str, Sign], s: Suspicion) -> None:
+    """Where Slurm's word gives the nodes a mass as a whole, it is divided by their hazards, and raised by signs."""
+    total = sum(shares.values()) or 1.0
+    strongest = max((sign.ratio for sign in signs.values() if not sign.foreign), default=1.0)
+    hot = any(sign.event.kind == "thermal" for sign in signs.values())
+    factor = max(strongest, s.most / 4 if hot else 1.0) * told
+    for node in shares:
+        shares[node] *= mass * factor / total
+
+
+def _weights(rest: float, like: Weights, s: Suspicion) -> Weights:
+    """The log likelihood of each level: what else may have ended the attempt, plus this node at that level."""
+    base = rest + like[0]
+    if base <= 0:
+        return tuple(0.0 for _ in like)
+    most = math.log(s.most)
+    return tuple(min(most, math.log((rest + one) / base)) for one in like)
+
+
+def _verdict(case: Case, masses: Mapping[str, float], blame: Mapping[str, float], signs: Mapping[str, Sign]) -> Verdict:
+    likeliest = max(masses, key=lambda cause: (masses[cause], cause))
+    confidence = masses[likeliest]
+    first = max(blame, key=lambda node: (blame[node], node), default=None)
+    total = sum(blame.values())
+    named = first is not None and blame[first] >= 0.5 * total
+    sign = signs.get(first) if first else None
+    gpu = sign.gpu if sign and not sign.foreign and sign.event.kind != "application" else None
+    if named and first and gpu is None and case.gpu is not None and case.attempt.gpus:
+        held = case.attempt.gpus.get(first, ())
+        gpu = held[case.gpu] if 0 <= case.gpu < len(held) else None
+    return Verdict(
+        case.attempt.job,
+        case.attempt.attempt,
+        likeliest if confidence >= 0.5 else "unknown",  # type: ignore[arg-type]
+        confidence,
+        first if named and likeliest == "node" else None,
+        gpu if named and likeliest == "node" else None,
+        dict(masses),
+        {node: share for node, share in blame.items() if share >= 0.001},
+        (),
+        case.fingerprint,
+    )
