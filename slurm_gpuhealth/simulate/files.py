@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_gpuhealth.correlate.model import Attempt, Event
 from slurm_gpuhealth.simulate import texts
+from slurm_gpuhealth.simulate.cases import DAY
 from slurm_gpuhealth.simulate.world import name
 
 if TYPE_CHECKING:
