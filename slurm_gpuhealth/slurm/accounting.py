@@ -95,31 +95,30 @@ def joined(db: sql.Connection, job: int, attempt: int) -> Attempt:
     """An attempt in the store, with what its nodes recorded of it. Raises KeyError. Many at once: `join`."""
     table = schema.attempt
     rows = db.execute(sql.select(table).where(table.c.job == job, table.c.attempt == attempt))
-    for found in join(db, rows.mappings()):
+    for found in join(db, map(attempt_of, rows.mappings())):
         return found
     raise KeyError(f"job {job}, attempt {attempt}")
 
 
-def join(db: sql.Connection, rows: Iterable[Any]) -> Iterator[Attempt]:
-    """Rows (mappings) of the table `attempt` as values, with what the nodes recorded: GPUs, true codes, log's reading.
+def join(db: sql.Connection, attempts: Iterable[Attempt]) -> Iterator[Attempt]:
+    """Attempts with what their nodes recorded: which GPUs, the true codes, what the log said.
 
     The epilog saw 137 where accounting has 9, and 0:0 for all that somebody ended: then accounting's word stands.
     """
-    rows = iter(rows)
-    while some := list(islice(rows, MANY)):
+    rest = iter(attempts)
+    while some := list(islice(rest, MANY)):
         runs, logs = _of_jobs(db, schema.run, some), _of_jobs(db, schema.joblog, some)
-        for row in some:
-            plain = attempt_of(row)
-            own = _nearest(plain, runs[plain.job])
+        for one in some:
+            own = _nearest(one, runs[one.job])
             gpus = {node: tuple(run["gpus"].split(",")) for node, run in own.items() if run["gpus"]}
             codes = [(run["exit_code"] or 0, run["signal"] or 0) for run in own.values()]
-            code, signal = next((one for one in codes if any(one)), (plain.exit_code, plain.signal))
-            read = [log for log in logs[plain.job] if plain.start <= log["time"] - _ahead(log) <= plain.end + END_NEAR]
-            yield plain._replace(
+            code, signal = next((each for each in codes if any(each)), (one.exit_code, one.signal))
+            said = [log for log in logs[one.job] if one.start <= log["time"] - _ahead(log) <= one.end + END_NEAR]
+            yield one._replace(
                 exit_code=code,
                 signal=signal,
-                gpus={**(plain.gpus or {}), **gpus} or None,
-                reading=read_reading(read[-1]["reading"]) if read else plain.reading,
+                gpus={**(one.gpus or {}), **gpus} or None,
+                reading=read_reading(said[-1]["reading"]) if said else one.reading,
             )
 
 
@@ -260,11 +259,11 @@ def _upsert(db: sql.Connection, table: sql.Table, keys: Sequence[str], rows: Seq
     return max(0, db.execute(asked, list(rows)).rowcount)
 
 
-def _of_jobs(db: sql.Connection, table: sql.Table, rows: Sequence[Any]) -> dict[int, list[Any]]:
+def _of_jobs(db: sql.Connection, table: sql.Table, attempts: Sequence[Attempt]) -> dict[int, list[Any]]:
     """What nodes shipped of these jobs, by job, in the order of time."""
     found: dict[int, list[Any]] = defaultdict(list)
     time = table.c.started if "started" in table.c else table.c.time
-    jobs = sorted({row["job"] for row in rows})
+    jobs = sorted({one.job for one in attempts})
     for row in db.execute(sql.select(table).where(table.c.id.in_(jobs)).order_by(time)).mappings():
         found[row["id"]].append(row)
     return found
