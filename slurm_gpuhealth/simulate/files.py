@@ -31,9 +31,8 @@ def write(world: World, folder: str, logs: bool) -> None:
     events = (item._asdict() for _, item in world.stream if isinstance(item, Event))
     _lines(there / "JOBS.jsonl", (_row(one, logs) for one in attempts))
     _lines(there / "EVENTS.jsonl", events)
-    _lines(
-        there / "TRUTH.jsonl", [*(_lemon(one) for one in world.lemons), *(t._asdict() for t in world.truth.values())]
-    )
+    truth = [*(_lemon(one) for one in world.lemons), *(one._asdict() for one in world.truth.values())]
+    _lines(there / "TRUTH.jsonl", truth)
     (there / "TOPOLOGY.json").write_text(json.dumps(world.leaves))
 
 
@@ -47,13 +46,8 @@ def _row(attempt: Attempt, logs: bool) -> dict[str, Any]:
 
 
 def _lemon(one: Any) -> dict[str, Any]:
-    return {
-        "lemon": name(one.node),
-        "since": one.since,
-        "until": one.until,
-        "gpu": one.gpu,
-        "per_day": one.rate * 86400,
-    }
+    told = {"lemon": name(one.node), "since": one.since, "until": one.until, "gpu": one.gpu}
+    return {**told, "per_day": one.rate * DAY}
 
 
 def _lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:

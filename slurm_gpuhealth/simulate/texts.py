@@ -51,6 +51,7 @@ def text(attempt: Attempt) -> str | None:
     if reading is None:
         return None
     rng = Random(attempt.job * 7 + attempt.attempt)  # noqa: S311 - the same log each time
+    local = rng.randrange(8)
     file, _, function = reading.frame.partition(":")
     words = {
         "user": attempt.user,
@@ -62,13 +63,13 @@ def text(attempt: Attempt) -> str | None:
         "rank": rng.randrange(8 * len(attempt.nodes)) if reading.rank is None else reading.rank,
         "iteration": reading.iteration or 0,
         "number": rng.randrange(100, 9999),
-        "local": rng.randrange(8),
+        "local": local,
         "date": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(attempt.end)),
         "stamp": time.strftime("%m%d %H:%M:%S.000000000", time.gmtime(attempt.end)),
     }
     lines = [f"epoch 0: step {step}: loss {9 - step / 100:.2f}" for step in (100, 200)]
     lines.append(rng.choice(LINES[reading.kind]).format(**words))
     for host in reading.hosts:
-        words["rank"] = attempt.nodes.index(host) * 8 + int(words["local"]) if host in attempt.nodes else 0
+        words["rank"] = attempt.nodes.index(host) * 8 + local if host in attempt.nodes else 0
         lines.append(rng.choice(NAMED).format(host=host, **words))
     return "\n".join(lines)

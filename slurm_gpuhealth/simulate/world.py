@@ -1,4 +1,4 @@
-"""A cluster's weeks: which jobs ran where, which failed of what, and what of that Slurm, the kernel and the logs show."""
+"""A cluster's weeks: which jobs ran where, which failed of what, and what is told of it."""
 
 from __future__ import annotations
 
@@ -116,11 +116,12 @@ class _Weeks:
             if now >= self.end:
                 break
             for job, attempt in self._startable(waiting, fresh):
-                taken = self.cluster.take(job.nodes, job.gpus, job.node)
-                if taken is None:
+                got = self.cluster.take(job.nodes, job.gpus, job.node)
+                if got is None:
                     continue
+                taken = dict(sorted(got.items()))  # as Slurm lists them
                 waiting.remove((job, attempt))
-                ended, until, requeued = self._live(job, attempt, taken, now)
+                until, requeued = self._live(job, attempt, taken, now)
                 heapq.heappush(
                     running, (until, next(self.turn), taken, (job, attempt + 1) if requeued and attempt < 3 else None)
                 )
@@ -139,10 +140,8 @@ class _Weeks:
             return [waiting[-1]]
         return [waiting[at] for at in range(min(PEEK, len(waiting)))]
 
-    def _live(
-        self, job: Job, attempt: int, taken: dict[int, tuple[int, ...]], start: float
-    ) -> tuple[float, float, bool]:
-        """Draws the attempt's fate and tells it. When it ended, when its nodes are free again, whether it is requeued."""
+    def _live(self, job: Job, attempt: int, taken: dict[int, tuple[int, ...]], start: float) -> tuple[float, bool]:
+        """Draws the attempt's fate and tells it: when its nodes are free again, and whether it is requeued."""
         fates = [
             (start + job.seconds, "done", -1, None),
             self._node_fault(taken, start, start + job.seconds),
@@ -162,7 +161,7 @@ class _Weeks:
             if known:
                 self.faults.setdefault(known, []).append(end)
         lost = sign.state == "NODE_FAIL"
-        return end, sign.attempt_end + (self.rng.uniform(600, 3600) if lost else 5), lost
+        return sign.attempt_end + (self.rng.uniform(600, 3600) if lost else 5), lost
 
     def _node_fault(
         self, taken: dict[int, tuple[int, ...]], start: float, end: float
