@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -10,8 +11,10 @@ import click
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
+
+    from sqlalchemy import Connection
 
     from slurm_gpuhealth.journal import Journal
     from slurm_gpuhealth.settings import Settings
@@ -51,6 +54,28 @@ def own_journal(settings: Settings) -> Journal | None:
 
     there = os.path.join(settings.paths.state, "journal.db")
     return open_journal(settings.paths) if os.geteuid() == 0 and os.path.exists(there) else None
+
+
+@contextlib.contextmanager
+def store(node: str) -> Iterator[Connection]:
+    """The cluster's record, to be read; a click error where there is none that we may read."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from slurm_gpuhealth.store import open as opening
+
+    settings = settings_of(node)
+    if not settings.store.url.startswith("postgresql:") and not os.path.exists(settings.store.database):
+        raise click.ClickException(
+            f"no cluster's record that you may read in {settings.store.database}: be root, on the controller, after"
+            " gpuhealth correlate has run there"
+        )
+    try:
+        with opening.reading(opening.open_store(settings)) as db:
+            yield db
+    except opening.StoreError as error:
+        raise click.ClickException(str(error)) from None
+    except SQLAlchemyError as error:
+        raise click.ClickException(f"the cluster's record: {getattr(error, 'orig', None) or error}") from None
 
 
 def findings(journal: Journal, where: str, *values: Any) -> list[dict[str, Any]]:

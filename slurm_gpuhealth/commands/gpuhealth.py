@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 import os
 
 import click
 
-COMMANDS = {  # name, also of its module here → what `gpuhealth --help` says
+COMMANDS = {  # name, also of its module here (`import_` where Python has the word) → what `gpuhealth --help` says
     "status": "This node: GPUs, findings, hold, last diagnostics.",
     "findings": "What was seen on this node, newest first.",
     "why": "Explain a reason or a finding, and what to do.",
     "resume": "Give back a node that gpuhealth drained.",
     "undrain": "Give back many nodes at once, and acknowledge why.",
     "ladder": "Where held nodes stand, and each step; cancel one.",
+    "jobs": "The failed jobs, and what they died of.",
+    "lemons": "The nodes that are worse than their peers for their jobs.",
+    "correlate": "Judge what is new, on the controller, and act on it.",
+    "import": "Write past jobs and events as replay reads them.",
     "xid": "Explain an Xid, or decode a kernel log.",
     "diag": "Read the output of dcgmi diag.",
+    "simulate": "Compare policies on simulated clusters.",
+    "replay": "Try the correlator on recorded jobs and events.",
     "config": "Check or show the configuration.",
     "doctor": "Find what would make gpuhealth, or Slurm, do the wrong thing.",
 }
@@ -34,7 +41,8 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"slurm_gpuhealth.commands.{cmd_name}"), cmd_name)
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        command = getattr(importlib.import_module(f"slurm_gpuhealth.commands.{name}"), name)
         assert isinstance(command, click.Command)  # noqa: S101 - for the type checker
         return command
 

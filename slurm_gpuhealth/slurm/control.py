@@ -140,6 +140,14 @@ def requeue(slurm: settings.Slurm, job: records.JobRecord) -> None:
         _ask(slurm, slurm.scontrol, "update", f"JobId={job.name}", "Requeue=0")
 
 
+def keep_off(slurm: settings.Slurm, job: records.JobRecord, node: str) -> None:
+    """Keep a pending job away from a node, beside those that its user excludes."""
+    text = _ask(slurm, slurm.scontrol, "-o", "show", "job", job.name)
+    excluded = records.parse_excluded(text)
+    nodes = ",".join([*excluded, _name(node)])
+    _ask(slurm, slurm.scontrol, "update", f"JobId={job.name}", f"ExcNodeList={nodes}")
+
+
 def pending(slurm: settings.Slurm) -> list[tuple[tuple[str, ...], str]]:
     """Each pending job's partitions, and why it waits; an array is one. Of all partitions, hidden ones too."""
     return records.parse_pending(_ask(slurm, slurm.squeue, "-h", "-a", "-t", "PD", "-o", "%P|%r"))

@@ -25,6 +25,7 @@ JOB_STATE = re.compile(
     r" ExitCode=(?P<code>\d+):(?P<signal>\d+)"
 )
 JOB_TASK = re.compile(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ")
+EXCLUDED = re.compile(r" ReqNodeList=\S+ ExcNodeList=([\w.,\[\]()-]+) ")
 JOB_NODES = re.compile(r" NumNodes=(\d+)(?:-\d+)? NumCPUs=")
 DEVICES = re.compile(r"([^\[\],]+)(?:\[([\d,-]+)\])?")
 
@@ -158,6 +159,12 @@ def parse_job(text: str, job_id: int) -> JobRecord:
         name=f"{task[1]}_{task[2]}" if task else str(job_id),
         het=records[0].startswith(f"JobId={job_id} HetJobId="),
     )
+
+
+def parse_excluded(text: str) -> tuple[str, ...]:
+    """ExcNodeList of `scontrol -o show job`, as a hostlist; none where a user's text makes it doubtful."""
+    found = EXCLUDED.findall(text)
+    return (found[0],) if len(found) == 1 and found[0] != "(null)" else ()
 
 
 def parse_pending(text: str) -> list[tuple[tuple[str, ...], str]]:

@@ -1,0 +1,46 @@
+"""gpuhealth correlate: brings the cluster's record up to date, judges what is new, and acts where it is told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import click
+
+from slurm_gpuhealth import lock
+from slurm_gpuhealth.commands import common
+
+
+@click.command()
+@click.option("--wait", is_flag=True, help="Wait for another run to end, at most 5 min.")
+@click.option("--no-actions", is_flag=True, help="Judge only: no rung, comment, requeue or exclude list.")
+@click.option("--json", "as_json", is_flag=True, help="What was done, as one JSON object.")
+@click.pass_obj
+def correlate(node: str, wait: bool, no_actions: bool, as_json: bool) -> None:
+    """Judge the failed jobs and suspect nodes that are new since the last run, as root on the controller.
+
+    From a systemd timer each minute, or as EpilogSlurmctld. Exit 0 also while another run is at it.
+    """
+    from slurm_gpuhealth.correlate import run
+
+    if os.geteuid() != 0:
+        raise click.ClickException("only root, on the controller: it reads every job's record")
+    settings = common.settings_of(node)
+    turn = lock.take(settings, "correlate", time.monotonic() + (300 if wait else 0), real=True)
+    if turn is None:
+        click.echo("another run is at it", err=True)
+        return
+    try:
+        done = run.once(settings, time.time(), act=not no_actions)
+    finally:
+        os.close(turn)
+    for line in done.trouble:
+        click.echo(common.safe(line), err=True)
+    if as_json:
+        click.echo(json.dumps(done.__dict__))
+        return
+    click.echo(
+        f"{done.taken} records of nodes and {done.attempts} attempts taken in; {done.judged} failed attempts judged,"
+        f" {done.rescored} anew; {done.suspects} suspect nodes"
+    )

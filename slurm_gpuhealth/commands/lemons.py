@@ -1,0 +1,51 @@
+"""gpuhealth lemons: the nodes that have been worse than their peers for the jobs that ran on them."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+
+from slurm_gpuhealth.commands import common
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@click.command()
+@click.option("--above", type=click.FloatRange(0, 1), default=0.05, help="Probability to be a lemon [default: 0.05].")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a node.")
+@click.pass_obj
+def lemons(node: str, above: float, as_json: bool) -> None:
+    """Nodes ranked by suspicion, as of the last gpuhealth correlate: failures seen and expected, and what is due."""
+    from slurm_gpuhealth.store import judged
+
+    with common.store(node) as db:
+        found = [one for one in judged.suspicions(db) if one.p_lemon > above]
+    if as_json:
+        for one in found:
+            click.echo(json.dumps(one._asdict()))
+        return
+    if not found:
+        click.echo(f"No node is a lemon with more than {above:.0%}.")
+        return
+    common.table(
+        ("NODE", "LEMON", "FAILURES", "EXPECTED", "USERS", "APPS", "HARD", "GPU", "LAST TEST", "DUE", "WHY"),
+        [
+            (
+                *(one.node, f"{one.p_lemon:.0%}", f"{one.observed:.1f}", f"{one.expected:.2f}"),
+                *(one.users, one.applications, one.hard, _gpu(one.gpus), one.last_test or "-", one.rung or "-"),
+                one.terms[0] if one.terms else "-",
+            )
+            for one in found
+        ],
+    )
+    click.echo(f"as of {common.utc(found[0].time)} UTC, {common.ago(time.time(), found[0].time)}")
+
+
+def _gpu(shares: Mapping[str, float]) -> str:
+    """The GPU that has most of it, if one has."""
+    best = max(shares, key=lambda one: shares[one], default="")
+    return f"{best} {shares[best]:.0%}" if best and shares[best] > 0.5 else "-"

@@ -1,0 +1,303 @@
+"""What verdicts and suspicion lead to: a rung for a lemon, a comment, a requeue, the exclude list. Each is opt-in.
+
+An action is written down before it is done. Killed between the two, what can be done twice is done again, and a
+requeue, which can't, counts as done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sql
+
+from slurm_gpuhealth import child
+from slurm_gpuhealth.frozen import frozen
+from slurm_gpuhealth.ladder import ask as asking
+from slurm_gpuhealth.ladder import budget, claim
+from slurm_gpuhealth.say import say
+from slurm_gpuhealth.slurm import control
+from slurm_gpuhealth.store import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+    from slurm_gpuhealth.correlate.model import Suspicion, Verdict
+    from slurm_gpuhealth.settings import Settings
+
+PREFIX = "gpuhealth: "
+SURE = 0.7
+"""Confidence from which a job is put back into the queue: correlator.md's "medium"."""
+AGAIN = 7 * 86400.0
+"""Seconds after which the same rung may be asked for anew without new failures."""
+FRESH = 0.5
+"""New failures of the node since it was asked last, by responsibility, that make it worth asking again."""
+HUNG = 600.0
+"""Seconds that a job may run on with a GPU that is gone before it is called hung."""
+TESTS = ("L3", "L4", "RMA")
+"""The rungs that are asked for. Level 2 the epilog runs after each failed job."""
+
+
+@frozen
+class Act:
+    """The store, its settings, and the time."""
+
+    settings: Settings
+    engine: sql.Engine
+    now: float
+
+
+def after(act: Act, verdicts: Sequence[Verdict], suspects: Sequence[Suspicion]) -> None:
+    """Do what is turned on. What Slurm refuses is said and written down; nothing here raises for Slurm's sake."""
+    wanted = act.settings.correlate
+    _mend(act)
+    if wanted.exclude:
+        write_exclude(wanted.exclude, [one.node for one in suspects if one.rung in TESTS])
+    if wanted.rungs != "off":
+        _ask_for_rungs(act, [one for one in suspects if one.rung in TESTS])
+    for verdict in verdicts:
+        if wanted.comment:
+            _comment(act, verdict)
+        if wanted.requeue and verdict.cause == "node" and verdict.confidence >= SURE:
+            _requeue(act, verdict)
+    if wanted.hung != "off":
+        _look_for_hung(act)
+
+
+def write_exclude(path: str, nodes: Iterable[str]) -> None:
+    """The nodes as a hostlist, one line, for `sbatch --exclude=$(cat FILE)`; replaced as a whole. Raises OSError."""
+    from ClusterShell.NodeSet import NodeSet  # type: ignore[import-untyped]
+
+    text = f"{NodeSet.fromlist(sorted(nodes))}\n"
+    try:
+        with open(path, encoding="utf-8") as file:
+            if file.read() == text:
+                return
+    except OSError:
+        pass
+    fd, name = tempfile.mkstemp(dir=os.path.dirname(path) or "/", prefix=".exclude-")
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(fd)
+        os.fchmod(fd, 0o644)
+    os.replace(name, path)
+
+
+def words(verdict: Verdict) -> str:
+    """A verdict as one line for an AdminComment: no quotes, at most 250 characters."""
+    where = verdict.node or ""
+    gpu = f" GPU {verdict.gpu}" if verdict.gpu is not None and verdict.node else ""
+    why = verdict.terms[0].text if verdict.terms else "no evidence"
+    text = f"{PREFIX}{verdict.cause} {where}{gpu}".rstrip() + f" ({verdict.confidence:.2f}): {why}"
+    return "".join(c if c.isascii() and c.isprintable() and c not in "\"'`\\|=" else " " for c in text)[:250].strip()
+
+
+def _mend(act: Act) -> None:
+    """Actions that a kill left half done."""
+    table = schema.action
+    with act.engine.begin() as db:
+        db.execute(sql.update(table).where(table.c.result == "begun").values(result="begun, and cut short"))
+
+
+def _begin(act: Act, kind: str, detail: dict[str, Any], job: int | None, attempt: int | None, node: str | None) -> int:
+    row = {"time": act.now, "kind": kind, "job": job, "attempt": attempt, "node": node}
+    with act.engine.begin() as db:
+        done = db.execute(sql.insert(schema.action).values(**row, detail=json.dumps(detail), result="begun"))
+    assert done.inserted_primary_key is not None  # noqa: S101 - for the type checker
+    return int(done.inserted_primary_key[0])
+
+
+def _end(act: Act, number: int, result: str) -> None:
+    with act.engine.begin() as db:
+        db.execute(sql.update(schema.action).where(schema.action.c.id == number).values(result=result))
+
+
+def _past(act: Act, kind: str, **where: Any) -> list[Any]:
+    table = schema.action
+    query = sql.select(table).where(table.c.kind == kind, *(table.c[key] == value for key, value in where.items()))
+    with act.engine.connect() as db:
+        return list(db.execute(query.order_by(table.c.id)))
+
+
+# Rungs for lemons
+
+
+def _ask_for_rungs(act: Act, suspects: Sequence[Suspicion]) -> None:
+    due = [one for one in suspects if _is_due(act, one)]
+    if not due:
+        return
+    if act.settings.correlate.rungs == "shadow":
+        for one in due:
+            _end(act, _begin(act, "rung", _detail(one), None, None, one.node), "shadow: would be asked for")
+            say(f"{one.node}: would be asked for {one.rung}: {_because(one)}")
+        return
+    try:
+        holds, total = control.holds(act.settings.slurm, act.settings.drain.nodes)
+    except control.SlurmError as error:
+        say(f"no rung asked for: {error}", error=True)
+        return
+    asked = [one.node for one in due if _ask(act, one, holds, total)]
+    if asked:
+        time.sleep(budget.SETTLE)
+    for node in asked:
+        _settle(act, node)
+
+
+def _is_due(act: Act, one: Suspicion) -> bool:
+    """Whether it is worth asking: a deeper rung than last time, new failures since, or long ago."""
+    past = _past(act, "rung", node=one.node)
+    if not past:
+        return True
+    last = json.loads(past[-1].detail)
+    deeper = asking.rank(one.rung) > asking.rank(last["rung"])
+    return deeper or one.observed > last["observed"] + FRESH or act.now - past[-1].time > AGAIN
+
+
+def _ask(act: Act, one: Suspicion, holds: list[Any], total: int) -> bool:
+    """Ask one node in service for its rung; whether a claim was written."""
+    gpus = [gpu for gpu, share in one.gpus.items() if share > 0.5 and str(gpu).isdigit()]
+    request = asking.Request(
+        one.rung, gpu=int(gpus[0]) if one.rung == "RMA" and gpus else None, by="correlate", fact="suspect"
+    )
+    if any(hold.node == one.node for hold in holds):
+        return False  # it is at the ladder already
+    try:
+        record = control.show_node(act.settings.slurm, one.node)
+        if record.owner != "none":
+            return False  # an admin's or Slurm's: asked again when it is in service
+        number = _begin(act, "rung", _detail(one), None, None, one.node)
+        try:
+            _, said = asking.ask(act.settings, one.node, request, holds, total, act.now)
+        except asking.Unchanged as error:
+            _forget(act, number)  # the next run asks again
+            say(f"{one.node}: {one.rung} is due, and not asked for: {error}")
+            return False
+        _end(act, number, said)
+    except (control.SlurmError, ValueError) as error:
+        say(f"{one.node}: {one.rung} is due, and not asked for: {error}", error=True)
+        return False
+    say(f"{one.node}: {said}: {_because(one)}", error=True)
+    return True
+
+
+def _settle(act: Act, node: str) -> None:
+    try:
+        record = control.show_node(act.settings.slurm, node)
+        claim.settle(act.settings, None, node, record, act.now, wait=0.0)
+    except (control.SlurmError, ValueError) as error:
+        say(f"{node}: {error}; its own check settles the claim")
+
+
+def _forget(act: Act, number: int) -> None:
+    with act.engine.begin() as db:
+        db.execute(sql.delete(schema.action).where(schema.action.c.id == number))
+
+
+def _detail(one: Suspicion) -> dict[str, Any]:
+    return {"rung": one.rung, "observed": one.observed, "p_lemon": one.p_lemon, "terms": list(one.terms)}
+
+
+def _because(one: Suspicion) -> str:
+    return f"lemon with probability {one.p_lemon:.2f}; {'; '.join(one.terms[:3])}"
+
+
+# Words and requeues for the job
+
+
+def _comment(act: Act, verdict: Verdict) -> None:
+    """The verdict into the AdminComment of the job's latest attempt, unless it holds somebody's own words."""
+    text = words(verdict)
+    past = _past(act, "comment", job=verdict.job, attempt=verdict.attempt)
+    if past and json.loads(past[-1].detail)["text"] == text and past[-1].result == "written":
+        return
+    accounting, job = act.settings.accounting, str(int(verdict.job))
+    env = {"SLURM_CONF": act.settings.slurm.conf}
+    with act.engine.connect() as db:
+        later = sql.select(sql.func.max(schema.attempt.c.attempt)).where(schema.attempt.c.job == verdict.job)
+        if (db.execute(later).scalar() or 0) > verdict.attempt:
+            return  # sacctmgr reaches the latest attempt only
+    asked = child.run(
+        [accounting.sacct, "-n", "-X", "-P", "-j", job, "-o", "AdminComment"], timeout=accounting.timeout, env=env
+    )
+    there = asked.stdout.decode("utf-8", "replace").strip()
+    if asked.rc != 0 or (there and not there.startswith(PREFIX.strip())):
+        return
+    number = _begin(act, "comment", {"text": text}, verdict.job, verdict.attempt, verdict.node)
+    done = child.run(
+        [accounting.sacctmgr, "-i", "modify", "job", f"JobID={job}", "set", f"AdminComment={text}"],
+        timeout=accounting.timeout,
+        env=env,
+    )
+    _end(act, number, "written" if done.rc == 0 else f"refused: {done.stderr.decode('utf-8', 'replace')[:300]}")
+
+
+def _requeue(act: Act, verdict: Verdict) -> None:
+    """Put the job back into the queue, away from the node: exactly this attempt, and not for ever."""
+    past = _past(act, "requeue", job=verdict.job)
+    if len(past) >= act.settings.correlate.requeue_most or any(row.attempt == verdict.attempt for row in past):
+        return
+    slurm = act.settings.slurm
+    try:
+        job = control.show_job(slurm, verdict.job)
+        if job.state not in ("FAILED", "NODE_FAIL") or job.restarts != verdict.attempt:
+            return
+        if not (job.requeue and job.batch) or job.het:
+            return  # its user said no; or nobody could start it again
+    except control.SlurmError:
+        return  # slurmctld forgets a job after MinJobAge
+    number = _begin(act, "requeue", {}, verdict.job, verdict.attempt, verdict.node)
+    try:
+        control.requeue(slurm, job)
+        if verdict.node:
+            control.keep_off(slurm, job, verdict.node)
+        _end(act, number, "requeued")
+        say(f"job {verdict.job}: requeued: {words(verdict)}")
+    except control.SlurmError as error:
+        _end(act, number, f"refused: {error}"[:300])
+
+
+def _look_for_hung(act: Act) -> None:
+    """Jobs that still run on a GPU that is gone: said, or exactly those requeued, once an attempt."""
+    run, finding = schema.run, schema.finding
+    gone = sql.or_(
+        sql.and_(finding.c.source == "xid", finding.c.code == "79"),
+        sql.and_(finding.c.source == "nvml", finding.c.code == "lost"),
+    )
+    query = (
+        sql.select(run.c.id.label("job"), run.c.sub.label("restart"), run.c.node)
+        .add_columns(finding.c.uuid, finding.c.gpu, finding.c.time)
+        .where(run.c.node == finding.c.node, run.c.ended.is_(None), gone, finding.c.cleared.is_(None))
+        .where(finding.c.time >= run.c.started, finding.c.time <= act.now - HUNG, finding.c.uuid.is_not(None))
+        .where(run.c.gpus.contains(finding.c.uuid))
+    )
+    with act.engine.connect() as db:
+        found = list(db.execute(query))
+    for one in found:
+        if not _past(act, "hung", job=one.job, attempt=one.restart):
+            _hung(act, one)
+
+
+def _hung(act: Act, one: Any) -> None:
+    try:
+        job = control.show_job(act.settings.slurm, one.job)
+        if job.state != "RUNNING" or job.restarts != one.restart:
+            return
+    except control.SlurmError as error:
+        say(f"job {one.job}: {error}")
+        return
+    text = f"job {one.job} still runs on {one.node}, whose GPU {one.gpu} is gone since {act.now - one.time:.0f} s"
+    number = _begin(act, "hung", {"gpu": one.uuid, "since": one.time}, one.job, one.restart, one.node)
+    result = "notified"
+    if act.settings.correlate.hung == "requeue" and job.requeue and job.batch and not job.het:
+        try:
+            control.requeue(act.settings.slurm, job)
+            result = "requeued"
+        except control.SlurmError as error:
+            result = f"refused: {error}"[:300]
+    _end(act, number, result)
+    say(f"{text}: {result}", error=True)

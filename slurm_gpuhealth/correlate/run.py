@@ -1,0 +1,113 @@
+"""One run of `gpuhealth correlate`: what is new in the store is judged in one transaction, and then acted upon.
+
+    ingest, accounting ─▶ new events and attempts, by time ─▶ Correlator ─▶ verdicts, suspicion, its state, cursors
+
+Killed anywhere before the commit nothing has happened; after it, nothing is judged twice.
+"""
+
+from __future__ import annotations
+
+from heapq import merge
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sql
+
+from slurm_gpuhealth.correlate import actions
+from slurm_gpuhealth.correlate.engine import AppState, Correlator, FleetState, NodeState, State
+from slurm_gpuhealth.correlate.model import Attempt, Event
+from slurm_gpuhealth.frozen import frozen
+from slurm_gpuhealth.slurm import accounting, control, topology
+from slurm_gpuhealth.store import ingest, judged, query, schema
+from slurm_gpuhealth.store.open import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from slurm_gpuhealth.correlate.model import Suspicion, Verdict
+    from slurm_gpuhealth.settings import Settings
+
+
+@frozen
+class Done:
+    """What a run did."""
+
+    taken: int = 0
+    """Records of the nodes."""
+    attempts: int = 0
+    judged: int = 0
+    rescored: int = 0
+    suspects: int = 0
+    trouble: tuple[str, ...] = ()
+    """What could not be asked or read: the next run tries again."""
+
+
+def once(settings: Settings, now: float, act: bool = True) -> Done:
+    """Take in, judge, and act. Raises StoreError where there is no store; accounting that is away is trouble."""
+    engine = open_store(settings)
+    trouble: list[str] = []
+    taken = ingest.ingest(engine, settings, now)
+    trouble += taken.trouble
+    attempts, leaves = 0, {}
+    try:
+        attempts = accounting.take_in(engine, settings, now).attempts
+        leaves = topology.leaves(settings)
+    except control.SlurmError as error:
+        trouble.append(f"{error}; the next run asks again")
+    verdicts, again, suspects = judge(engine, settings, leaves, now)
+    if act:
+        actions.after(actions.Act(settings, engine, now), [*verdicts, *again], suspects)
+    return Done(taken.rows, attempts, len(verdicts), len(again), len(suspects), tuple(trouble))
+
+
+def judge(
+    engine: sql.Engine, settings: Settings, leaves: Mapping[str, Sequence[str]], now: float
+) -> tuple[list[Verdict], list[Verdict], list[Suspicion]]:
+    """Judge what is new, in one transaction: new verdicts, those that changed, and the suspects."""
+    with engine.begin() as db:
+        nodes = judged.Rows(db, "node", NodeState.from_json)
+        applications = judged.Rows(db, "application", AppState.from_json)
+        fleet = judged.Rows(db, "fleet", FleetState.from_json)
+        state = State(nodes, applications, fleet.setdefault("all", FleetState()))
+        correlator = Correlator(settings.suspicion, leaves, state)
+        position, events = query.events(db, judged.get_cursor(db, "events"))
+        until = now - settings.correlate.settle
+        verdicts: list[Verdict] = []
+        new: list[Iterable[Attempt | Event]] = [sorted(events, key=_when), _attempts(db, until)]
+        for one in merge(*new, key=_when):
+            if isinstance(one, Event):
+                correlator.event(one)
+            elif verdict := correlator.attempt(one):
+                verdicts.append(verdict)
+        again = correlator.rescored()
+        for verdict in (*verdicts, *again):
+            judged.keep_verdict(db, verdict, now)
+        suspects = correlator.suspicions(now)
+        judged.keep_suspicions(db, suspects, now)
+        for rows in (nodes, applications, fleet):
+            rows.save()
+        judged.put_cursor(db, "events", position)
+        db.execute(sql.update(schema.attempt).where(*_unfed(until)).values(fed=now))
+    return verdicts, again, suspects
+
+
+def _unfed(until: float) -> tuple[sql.ColumnElement[bool], ...]:
+    return schema.attempt.c.fed.is_(None), schema.attempt.c.end <= until
+
+
+def _attempts(db: sql.Connection, until: float) -> Iterator[Attempt]:
+    """What ended by then and was not judged yet, by its end; with what its nodes' own records say.
+
+    An attempt that was judged and is REQUEUED since keeps its verdict: it is our own requeue, or its user's.
+    """
+    table, verdict = schema.attempt, schema.verdict
+    known = sql.exists().where(*(verdict.c[name] == table.c[name] for name in ("cluster", "job", "attempt")))
+    rows = db.execute(
+        sql.select(table)
+        .where(*_unfed(until), ~sql.and_(table.c.state == "REQUEUED", known))
+        .order_by(table.c.end, table.c.job, table.c.attempt)
+    )
+    return accounting.join(db, map(accounting.attempt_of, rows.mappings()))
+
+
+def _when(one: Attempt | Event) -> float:
+    return one.end if isinstance(one, Attempt) else one.time
