@@ -10,19 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from slurm_gpuhealth.commands import common
+from slurm_gpuhealth.correlate import words
 
 if TYPE_CHECKING:
     from typing import Any
-
-SURE = ((0.9, "high"), (0.7, "medium"), (0.5, "low"), (0.0, "none"))
-WORDS = {
-    "application": "the application",
-    "node": "the node",
-    "fabric": "the network between the nodes",
-    "infrastructure": "what the cluster shares: file system, name service, power",
-    "user": "its user's or the scheduler's doing",
-    "unknown": "unknown",
-}
 
 
 def explain_job(node: str, job: int, as_json: bool) -> None:
@@ -57,14 +48,13 @@ def _print(one: dict[str, Any], attempts: int) -> None:
     if verdict is None:
         say("  It ended well." if one["state"] == "COMPLETED" else "  Not judged yet: gpuhealth correlate does it.")
         return
-    sure = next(word for least, word in SURE if verdict["confidence"] >= least)
-    what = WORDS[verdict["cause"]]
-    where = "".join((f": {verdict['node']}" if verdict["node"] else "", _gpu(verdict["gpu"])))
-    say(f"  It died of {what}{where}. Confidence {sure} ({verdict['confidence']:.2f}).")
-    supports, against = sides(verdict)
-    for label, terms in (("for", supports[:3]), ("against", against[:1])):
-        for term in terms:
-            say(f"    {label:>7}: {term['text']}")
+    where = words.place(verdict["node"], verdict["gpu"], one["gpu_index"])
+    what = words.CAUSE[verdict["cause"]] + (f", {where}" if where else "")
+    say(f"  It died of {what}. Confidence {words.sure(verdict['confidence'])} ({verdict['confidence']:.2f}).")
+    supports, against = words.sides(verdict["cause"], verdict["terms"])
+    for label, sentences in (("for", supports[:3]), ("against", against[:1])):
+        for sentence in sentences:
+            say(f"    {label:>7}: {sentence}")
     cited = (one["reading"] or {}).get("cause")
     if cited:
         say(f"  Its log, line {cited['line']}: {cited['text']}")
@@ -72,27 +62,6 @@ def _print(one: dict[str, Any], attempts: int) -> None:
         say(f"  Done {common.ago(time.time(), action['time'])}: {action['kind']}: {action['result']}")
     if verdict["advice"]:
         say(f"  What to do: {verdict['advice']}")
-
-
-def sides(verdict: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The terms for and against the verdict, each the strongest first.
-
-    A term speaks for the cause by how much likelier it is under it than under the likeliest other one.
-    """
-    cause = verdict["cause"]
-    if cause == "unknown":
-        return list(verdict["terms"]), []
-
-    def gain(term: dict[str, Any]) -> float:
-        others = [weight for name, weight in term["weights"].items() if name != cause]
-        return float(term["weights"].get(cause, 0.0) - max(others, default=0.0))
-
-    ranked = sorted(verdict["terms"], key=gain, reverse=True)
-    return [one for one in ranked if gain(one) > 0], [one for one in reversed(ranked) if gain(one) < 0]
-
-
-def _gpu(gpu: str | int | None) -> str:
-    return f" GPU {gpu}" if gpu is not None else ""
 
 
 def _may_read(user: str) -> bool:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sql
 
 from slurm_gpuhealth import child
+from slurm_gpuhealth.correlate import words
 from slurm_gpuhealth.frozen import frozen
 from slurm_gpuhealth.ladder import ask as asking
 from slurm_gpuhealth.ladder import budget, claim
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control
-from slurm_gpuhealth.store import schema
+from slurm_gpuhealth.store import judged, schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.correlate.model import Suspicion, Verdict
     from slurm_gpuhealth.settings import Settings
 
-PREFIX = "gpuhealth: "
 SURE = 0.7
 """Confidence from which a job is put back into the queue: correlator.md's "medium"."""
 AGAIN = 7 * 86400.0
@@ -86,15 +86,6 @@ def write_exclude(path: str, nodes: Iterable[str]) -> None:
         os.fsync(fd)
         os.fchmod(fd, 0o644)
     os.replace(name, path)
-
-
-def words(verdict: Verdict) -> str:
-    """A verdict as one line for an AdminComment: no quotes, at most 250 characters."""
-    where = verdict.node or ""
-    gpu = f" GPU {verdict.gpu}" if verdict.gpu is not None and verdict.node else ""
-    why = verdict.terms[0].text if verdict.terms else "no evidence"
-    text = f"{PREFIX}{verdict.cause} {where}{gpu}".rstrip() + f" ({verdict.confidence:.2f}): {why}"
-    return "".join(c if c.isascii() and c.isprintable() and c not in "\"'`\\|=" else " " for c in text)[:250].strip()
 
 
 def _mend(act: Act) -> None:
@@ -211,7 +202,7 @@ def _because(one: Suspicion) -> str:
 
 def _comment(act: Act, verdict: Verdict) -> None:
     """The verdict into the AdminComment of the job's latest attempt, unless it holds somebody's own words."""
-    text = words(verdict)
+    text = _line(act, verdict)
     past = _past(act, "comment", job=verdict.job, attempt=verdict.attempt)
     if past and json.loads(past[-1].detail)["text"] == text and past[-1].result == "written":
         return
@@ -225,7 +216,7 @@ def _comment(act: Act, verdict: Verdict) -> None:
         [accounting.sacct, "-n", "-X", "-P", "-j", job, "-o", "AdminComment"], timeout=accounting.timeout, env=env
     )
     there = asked.stdout.decode("utf-8", "replace").strip()
-    if asked.rc != 0 or (there and not there.startswith(PREFIX.strip())):
+    if asked.rc != 0 or (there and not there.startswith(words.PREFIX.strip())):
         return
     number = _begin(act, "comment", {"text": text}, verdict.job, verdict.attempt, verdict.node)
     done = child.run(
@@ -234,6 +225,13 @@ def _comment(act: Act, verdict: Verdict) -> None:
         env=env,
     )
     _end(act, number, "written" if done.rc == 0 else f"refused: {done.stderr.decode('utf-8', 'replace')[:300]}")
+
+
+def _line(act: Act, verdict: Verdict) -> str:
+    with act.engine.connect() as db:
+        index = judged.gpu_index(db, verdict.node, verdict.gpu)
+    supports, _ = words.sides(verdict.cause, [term._asdict() for term in verdict.terms])
+    return words.comment(verdict.cause, verdict.confidence, words.place(verdict.node, verdict.gpu, index), supports)
 
 
 def _requeue(act: Act, verdict: Verdict) -> None:
@@ -256,7 +254,7 @@ def _requeue(act: Act, verdict: Verdict) -> None:
         if verdict.node:
             control.keep_off(slurm, job, verdict.node)
         _end(act, number, "requeued")
-        say(f"job {verdict.job}: requeued: {words(verdict)}")
+        say(f"job {verdict.job}: requeued: {_line(act, verdict)}")
     except control.SlurmError as error:
         _end(act, number, f"refused: {error}"[:300])
 

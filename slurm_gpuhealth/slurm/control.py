@@ -141,9 +141,10 @@ def requeue(slurm: settings.Slurm, job: records.JobRecord) -> None:
 
 
 def keep_off(slurm: settings.Slurm, job: records.JobRecord, node: str) -> None:
-    """Keep a pending job away from a node, beside those that its user excludes."""
-    text = _ask(slurm, slurm.scontrol, "-o", "show", "job", job.name)
-    excluded = records.parse_excluded(text)
+    """Keep a pending job away from a node, beside those that its user excludes; not one that asks for nodes by name."""
+    excluded = records.parse_excluded(_ask(slurm, slurm.scontrol, "-o", "show", "job", job.name))
+    if excluded is None:
+        return
     nodes = ",".join([*excluded, _name(node)])
     _ask(slurm, slurm.scontrol, "update", f"JobId={job.name}", f"ExcNodeList={nodes}")
 

@@ -25,7 +25,7 @@ JOB_STATE = re.compile(
     r" ExitCode=(?P<code>\d+):(?P<signal>\d+)"
 )
 JOB_TASK = re.compile(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ")
-EXCLUDED = re.compile(r" ReqNodeList=\S+ ExcNodeList=([\w.,\[\]()-]+) ")
+EXCLUDED = re.compile(r" ReqNodeList=(\S+) ExcNodeList=([\w.,\[\]()-]+) ")
 JOB_NODES = re.compile(r" NumNodes=(\d+)(?:-\d+)? NumCPUs=")
 DEVICES = re.compile(r"([^\[\],]+)(?:\[([\d,-]+)\])?")
 
@@ -161,10 +161,12 @@ def parse_job(text: str, job_id: int) -> JobRecord:
     )
 
 
-def parse_excluded(text: str) -> tuple[str, ...]:
-    """ExcNodeList of `scontrol -o show job`, as a hostlist; none where a user's text makes it doubtful."""
+def parse_excluded(text: str) -> tuple[str, ...] | None:
+    """ExcNodeList of `scontrol -o show job`, a hostlist; None where the job names its nodes, or it can't be told."""
     found = EXCLUDED.findall(text)
-    return (found[0],) if len(found) == 1 and found[0] != "(null)" else ()
+    if len(found) != 1 or found[0][0] != "(null)":
+        return None
+    return (found[0][1],) if found[0][1] != "(null)" else ()
 
 
 def parse_pending(text: str) -> list[tuple[tuple[str, ...], str]]:

@@ -146,7 +146,18 @@ def explained(db: Connection, job: int) -> list[dict[str, Any]]:
     read = {row.sub: json.loads(row.reading) for row in readings}
     for one in found:
         one["reading"] = one["reading"] or read.get(one["attempt"])
+        judged_ = one["verdict"]
+        one["gpu_index"] = gpu_index(db, judged_["node"], judged_["gpu"]) if judged_ else None
     return found
+
+
+def gpu_index(db: Connection, node: str | None, gpu: object) -> int | None:
+    """NVML's index of a GPU of this node, by its UUID; None where the node has not told."""
+    if isinstance(gpu, int) or str(gpu).isdigit():
+        return int(str(gpu))
+    table = schema.gpu
+    found = db.execute(sql.select(table.c.gpu).where(table.c.node == node, table.c.uuid == gpu)).scalar()
+    return None if found is None else int(found)
 
 
 def actions(db: Connection, job: int) -> list[dict[str, Any]]:
