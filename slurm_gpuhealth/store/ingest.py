@@ -55,7 +55,13 @@ def ingest(engine: Engine, settings: Settings, now: float) -> Taken:
 def _listed(folder: str) -> list[str]:
     """In a child, for it may hang. Complete files first, the oldest of a node first."""
     refuse_if_anybody_can_write(folder, os.stat(folder).st_mode)
-    return sorted(name for name in os.listdir(folder) if name.endswith(END) and not name.startswith("."))
+    names = [name for name in os.listdir(folder) if name.endswith(END) and not name.startswith(".")]
+    return sorted(names, key=lambda name: (node_of(name), BEFORE_TIME not in name, name))
+
+
+def node_of(name: str) -> str:
+    """Whose file it is."""
+    return name[: -len(END)].partition(BEFORE_TIME)[0]
 
 
 class _Taking:
@@ -124,7 +130,7 @@ class _Files(_Taking):
         return self.counts()
 
     def _file(self, name: str) -> tuple[str, str]:
-        node = name[: -len(END)].partition(BEFORE_TIME)[0]
+        node = node_of(name)
         fd = os.open(os.path.join(self.folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):

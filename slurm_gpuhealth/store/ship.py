@@ -11,7 +11,7 @@ import os
 import time
 import zlib
 
-from slurm_gpuhealth import child, journal_schema, watch
+from slurm_gpuhealth import child, journal_schema, lock, watch
 from slurm_gpuhealth.say import say
 
 TYPE_CHECKING = False
@@ -154,6 +154,9 @@ def write(settings: Settings, node: str, batch: list[Record], size: int) -> int 
 
     `size`: how long it was after the last. None: it is shorter now, and what it held is lost.
     """
+    # Our own lock, for we may outlive the program that started us, and the next must not write beside us.
+    if lock.take(settings, "store-writer", time.monotonic() + settings.store.timeout, real=True) is None:
+        raise TimeoutError("an earlier child still writes")
     if settings.store.url.startswith("postgresql:"):
         from slurm_gpuhealth.store import ship_postgresql
 

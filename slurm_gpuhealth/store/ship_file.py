@@ -44,7 +44,6 @@ def append(folder: str, node: str, batch: list[Record], size: int) -> int | None
     before = time.time()
     os.utime(fd)  # the file server's clock, not ours (SET_TO_SERVER_TIME in RFC 1813)
     data = memoryview(b"".join(lines(batch, before, os.fstat(fd).st_mtime, time.time())))
-    os.lseek(fd, 0, os.SEEK_END)
     try:
         while data:
             data = data[os.write(fd, data) :]
@@ -62,7 +61,7 @@ def refuse_if_anybody_can_write(folder: str, mode: int) -> None:
 
 
 def _open(name: str, there: int) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(name, flags, 0o600, dir_fd=there)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise OSError(22, "is no regular file", name)

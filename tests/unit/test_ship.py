@@ -1,0 +1,298 @@
+"""What a node ships to the shared directory: everything once, in order, whatever happens in between."""
+
+import json
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from slurm_gpuhealth import child
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.journal import open_journal
+from slurm_gpuhealth.settings import Store
+from slurm_gpuhealth.store import ship, ship_file
+
+FINDING = (
+    "INSERT INTO finding (time, seen, source, code, severity, rung, mode, message, standing, count, details)"
+    " VALUES (?, ?1, 'xid', ?, 'fault', '', 'enforce', ?, 0, 1, '{}')"
+)
+
+
+@pytest.fixture
+def shared(settings, tmp_path):
+    """Settings that ship to a folder of this test's own."""
+    folder = tmp_path / "shared"
+    folder.mkdir(0o700)
+    return replace(settings, store=Store(url=f"file://{folder}", database=str(tmp_path / "store/cluster.db")))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "shared"
+
+
+def add(journal, *codes, when=100.0, message=""):
+    for number, code in enumerate(codes):
+        journal.write(FINDING, when + number, code, message)
+
+
+def send(shared, journal, seconds=20.0):
+    ship.ship(shared, journal, "n1", seconds)
+
+
+def lines(folder, name="n1.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_bytes().splitlines()]
+
+
+def codes(folder):
+    """Of the findings in the node's files, in their order."""
+    names = sorted(path.name for path in folder.iterdir())
+    records = [record for name in names for record in lines(folder, name)]
+    return [record["row"]["code"] for record in records if record["kind"] == "finding"]
+
+
+def test_all_that_the_journal_knew_before_and_what_is_new_later_is_shipped_once(shared, journal, folder):
+    add(journal, "a", "b")
+    send(shared, journal)
+    assert codes(folder) == ["a", "b"]
+    add(journal, "c")
+    send(shared, journal)
+    send(shared, journal)
+    assert codes(folder) == ["a", "b", "c"]
+    assert journal.one("SELECT count(*) FROM outbox") == (0,)
+    assert [line["seq"] for line in lines(folder) if line["kind"] == "finding"] == [1, 2, 3]
+
+
+def test_each_record_names_node_and_journal_and_the_first_tells_clock_and_gpus(shared, journal, folder):
+    journal.put("gpus", [{"uuid": "GPU-1", "index": 0, "pci": "0000:01:00", "serial": "77", "name": "H100"}])
+    add(journal, "a")
+    before = time.time()
+    send(shared, journal)
+    head, record = lines(folder)
+    assert (head["kind"], head["gpus"]) == ("ship", [["GPU-1", 0, "0000:01:00", "77"]])
+    assert before <= head["time"] <= time.time()
+    assert abs(head["clock"]) < 0.5
+    for one in (head, record):
+        assert (one["node"], one["journal"]) == ("n1", journal.get("shipped")["journal"])
+    add(journal, "b")
+    send(shared, journal)
+    assert "gpus" not in lines(folder)[2]
+
+
+def test_the_clock_offset_is_the_nodes_against_the_file_servers(shared, journal, folder, monkeypatch):
+    real = os.utime
+    monkeypatch.setattr(os, "utime", lambda fd: real(fd, (time.time() - 30, time.time() - 30)))
+    add(journal, "a")
+    send(shared, journal)
+    assert lines(folder)[0]["clock"] == pytest.approx(30, abs=0.5)
+
+
+def test_a_row_that_changes_is_shipped_again_with_a_higher_number(shared, journal, folder):
+    add(journal, "a")
+    send(shared, journal)
+    journal.write("UPDATE finding SET cleared = 5")
+    send(shared, journal)
+    first, second = (line for line in lines(folder) if line["kind"] == "finding")
+    assert (first["id"], first["sub"]) == (second["id"], second["sub"])
+    assert first["seq"] < second["seq"]
+    assert second["row"]["cleared"] == 5
+
+
+def test_a_torn_line_is_cut_off_and_shipped_again(shared, journal, folder):
+    add(journal, "a")
+    send(shared, journal)
+    whole = (folder / "n1.jsonl").read_bytes()
+    (folder / "n1.jsonl").write_bytes(whole + b'{"node":"n1","kind":"fin' * 5000)
+    add(journal, "b")
+    send(shared, journal)
+    assert (folder / "n1.jsonl").read_bytes().startswith(whole)
+    assert codes(folder) == ["a", "b"]
+
+
+def test_a_file_that_is_gone_or_shorter_is_shipped_again_from_the_journal(shared, journal, folder, capfd):
+    add(journal, "a")
+    send(shared, journal)
+    (folder / "n1.jsonl").unlink()
+    add(journal, "b")
+    send(shared, journal)
+    assert codes(folder) == ["a", "b"]
+    assert "is not what it was" in capfd.readouterr().err
+
+
+def test_a_long_file_is_set_aside_under_a_new_name(shared, journal, folder, monkeypatch):
+    monkeypatch.setattr(ship_file, "ROTATE", 2000)
+    for code in "abcdefghij":
+        add(journal, code, message="x" * 500)
+        send(shared, journal)
+    names = sorted(path.name for path in folder.iterdir())
+    assert len(names) > 2
+    assert all(name.startswith("n1@") or name == "n1.jsonl" for name in names)
+    assert sorted(codes(folder)) == list("abcdefghij")
+    assert all(path.stat().st_size < 3000 for path in folder.iterdir())
+
+
+def test_what_waits_goes_in_pieces(shared, journal, folder, monkeypatch):
+    monkeypatch.setattr(ship, "AT_ONCE", 3000)
+    add(journal, *"abcdefghij", message="x" * 500)
+    send(shared, journal)
+    assert codes(folder) == list("abcdefghij")
+    assert sum(line["kind"] == "ship" for line in lines(folder)) > 2
+
+
+def test_a_store_that_is_away_is_said_once_and_nothing_is_lost(shared, journal, folder, capfd):
+    folder.rename(folder.parent / "away")
+    add(journal, "a")
+    for _ in range(3):
+        send(shared, journal)
+    said = capfd.readouterr().err
+    assert said.count("No such file") == 1
+    assert "waits in the journal" in said
+    (folder.parent / "away").rename(folder)
+    send(shared, journal)
+    assert codes(folder) == ["a"]
+    assert "ships again" in capfd.readouterr().err
+
+
+def test_beyond_its_bytes_the_oldest_is_dropped_and_the_store_is_told(shared, journal, folder, capfd):
+    shared = replace(shared, store=replace(shared.store, outbox_mib=1))
+    folder.rename(folder.parent / "away")
+    journal.together(lambda: add(journal, *(str(n) for n in range(3000)), message="x" * 600))
+    send(shared, journal)
+    assert journal.one("SELECT sum(bytes) FROM outbox")[0] <= 1 << 20
+    assert "dropped" in capfd.readouterr().err
+    journal.together(lambda: add(journal, *(str(n) for n in range(3000, 4000)), when=9000.0, message="x" * 600))
+    send(shared, journal)
+    (folder.parent / "away").rename(folder)
+    send(shared, journal)
+    left = [int(code) for code in codes(folder)]
+    assert left == list(range(4000 - len(left), 4000))
+    dropped = lines(folder)[0]["dropped"]
+    assert dropped[:2] == [4000 - len(left), 100.0]
+    assert dropped[2] == journal.one("SELECT max(time) FROM finding WHERE CAST(code AS INTEGER) < ?", left[0])[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_on_a_full_disk_only_whole_lines_stay_and_the_rest_is_shipped_later(shared, journal, folder):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(folder)], check=True)
+    try:
+        add(journal, *(str(n) for n in range(300)), message="x" * 500)
+        send(shared, journal)
+        assert journal.one("SELECT count(*) FROM outbox") == (300,)
+        assert (folder / "n1.jsonl").read_bytes()[-1:] == b"\n"
+        subprocess.run(["mount", "-o", "remount,size=1m", str(folder)], check=True)
+        send(shared, journal)
+        assert sorted(set(codes(folder)), key=int) == [str(n) for n in range(300)]
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_folder_that_anybody_can_write_is_not_used(shared, journal, folder, capfd):
+    folder.chmod(0o777)
+    add(journal, "a")
+    send(shared, journal)
+    assert list(folder.iterdir()) == []
+    assert "anybody can write there" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("trap", ["symlink", "fifo", "folder"])
+def test_nothing_but_a_regular_file_is_written(shared, journal, folder, tmp_path, trap):
+    victim = tmp_path / "victim"
+    victim.write_text("")
+    path = folder / "n1.jsonl"
+    {"symlink": lambda: path.symlink_to(victim), "fifo": lambda: os.mkfifo(path), "folder": path.mkdir}[trap]()
+    add(journal, "a")
+    send(shared, journal)
+    assert victim.read_text() == ""
+    assert journal.one("SELECT count(*) FROM outbox") == (1,)
+
+
+def test_the_file_is_roots_alone(shared, journal, folder):
+    add(journal, "a")
+    send(shared, journal)
+    assert stat.S_IMODE((folder / "n1.jsonl").stat().st_mode) == 0o600
+
+
+def test_a_directory_that_hangs_is_not_waited_for_and_no_second_child_is_started(shared, journal, monkeypatch, capfd):
+    shared = replace(shared, store=replace(shared.store, timeout=1.0), nvml=replace(shared.nvml, timeout=-30.0))
+    add(journal, "a")
+    sleeper = subprocess.Popen(["sleep", "60"])  # stands for a child in D state
+    stuck = child.Child(sleeper.pid, child._stat(sleeper.pid)[1])
+    try:
+        monkeypatch.setattr(child, "probe", lambda *_, **__: child.Probed(None, "no answer in 1 s", 1.0, True, stuck))
+        send(shared, journal)
+        assert journal.get("stuck")["store"][1] == sleeper.pid
+        monkeypatch.setattr(child, "probe", lambda *_, **__: pytest.fail("a second child"))
+        send(shared, journal)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    assert journal.one("SELECT count(*) FROM outbox") == (1,)
+    monkeypatch.undo()
+    send(shared, journal)
+    assert journal.one("SELECT count(*) FROM outbox") == (0,)
+    assert "no answer" in capfd.readouterr().err
+
+
+def test_switched_off_nothing_waits_and_switched_on_again_all_is_shipped_under_the_same_name(shared, journal, folder):
+    add(journal, "a")
+    send(shared, journal)
+    off = replace(shared, store=replace(shared.store, url=""))
+    add(journal, "b")
+    send(off, journal)
+    add(journal, "c")
+    assert journal.one("SELECT count(*) FROM outbox") == (0,)
+    send(shared, journal)
+    assert codes(folder) == ["a", "a", "b", "c"]
+    assert len({line["journal"] for line in lines(folder)}) == 1
+    numbers = [line["seq"] for line in lines(folder) if line["kind"] == "finding"]
+    assert numbers == sorted(set(numbers))
+
+
+def test_from_the_fallback_nothing_is_shipped(shared, journal, folder):
+    add(journal, "a")
+    send(shared, journal)
+    journal._fall_back(sqlite3.OperationalError("database or disk is full"))
+    add(journal, "b")
+    send(shared, journal)
+    assert codes(folder) == ["a"]
+    journal.db.close()
+    send(shared, open_journal(shared.paths))
+    assert set(codes(folder)) == {"a", "b"}
+
+
+LOOP = """
+import sys, time
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.journal import open_journal
+from slurm_gpuhealth.settings import Paths, Settings, Store
+from slurm_gpuhealth.store import ship, ship_file
+state, run, proc, url, add = sys.argv[1:6]
+ship_file.ROTATE = 20000
+settings = Settings(paths=Paths(state=state, run=run, proc=proc), store=Store(url=url))
+journal = open_journal(settings.paths)
+print("ready", flush=True)
+while True:
+    for _ in range(3):
+        journal.write(add, time.time(), str(time.time_ns()), "x" * 200)
+    ship.ship(settings, journal, "n1", 20)
+"""
+
+
+def test_killed_at_any_moment_nothing_is_lost(shared, journal, folder):
+    paths = shared.paths
+    for attempt in range(10):
+        argv = [sys.executable, "-c", LOOP, paths.state, paths.run, paths.proc, shared.store.url, FINDING]
+        program = subprocess.Popen(argv, stdout=subprocess.PIPE)
+        program.stdout.readline()
+        time.sleep(0.003 * attempt**1.5)
+        program.send_signal(signal.SIGKILL)
+        program.wait()
+    send(shared, journal)
+    known = {row[0] for row in journal.rows("SELECT code FROM finding")}
+    assert set(codes(folder)) == known
+    assert len(known) > 10
