@@ -115,25 +115,34 @@ def probe(function: Callable[[], Any], *, timeout: float, grace: float = 1.0) ->
     """Call `function` in a forked child; its result must be of `marshal`'s types. Costs no second interpreter start."""
     import marshal
 
-    def call(result: int) -> NoReturn:
-        answer: tuple[Any, str | None]
+    def answer() -> bytes:
         try:
-            answer = (function(), None)
+            return marshal.dumps((function(), None))
         except Exception as error:
-            answer = (None, f"{type(error).__name__}: {error}")
-        data = marshal.dumps(answer)
-        while data:
-            data = data[os.write(result, data) :]
-        os._exit(0)
+            return marshal.dumps((None, f"{type(error).__name__}: {error}"))
 
-    rc, (_, _, data), seconds, timed_out, stuck = _supervise(call, timeout, grace, 64 << 20)
+    done = told(answer, timeout=timeout, grace=grace)
+    rc, seconds, timed_out, stuck = done.rc, done.seconds, done.timed_out, done.stuck
     if stuck or timed_out:
         error = f"no answer in {timeout:g} s" + (", and can't be killed" if stuck else "")
         return Probed(None, error, seconds, timed_out, stuck)
     if rc != 0:
         return Probed(None, f"the probe died ({f'signal {-rc}' if rc and rc < 0 else f'exit {rc}'})", seconds)
-    value, error_text = marshal.loads(data)  # noqa: S302 - our own child wrote it
+    value, error_text = marshal.loads(done.stdout)  # noqa: S302 - our own child wrote it
     return Probed(value, error_text, seconds)
+
+
+def told(function: Callable[[], bytes], *, timeout: float, grace: float = 1.0, limit: int = 64 << 20) -> Completed:
+    """Call `function` in a forked child: what it returns is `stdout`, cut to `limit` bytes; rc 125: it raised."""
+
+    def call(result: int) -> NoReturn:
+        data = function()
+        while data:
+            data = data[os.write(result, data) :]
+        os._exit(0)
+
+    rc, (_, err, data), seconds, timed_out, stuck = _supervise(call, timeout, grace, limit)
+    return Completed(rc, data, err, seconds, timed_out, stuck)
 
 
 def alive(child: Child) -> bool:

@@ -33,6 +33,10 @@ def epilog() -> int:
         from slurm_gpuhealth import fitness, watch
 
         watch.kernel(settings, journal, now)
+        if settings.joblog.enabled and outcome not in jobs.FINE:
+            from slurm_gpuhealth import joblog  # before the test: minutes later its user may have overwritten it
+
+            joblog.read(settings, journal, job, began + settings.epilog.timeout)
         fitness.after_job(settings, journal, job, outcome, began + settings.epilog.timeout)
     return 0
 

@@ -169,7 +169,8 @@ def _bug_report(climb: Climb, _: Gpu | None) -> bytes:
     path = os.path.join(folder, ".report.log")
     ways = [([], REPORT_SECONDS), (["--safe-mode"], SAFE_SECONDS)]
     said = "an earlier program of ours hangs in the driver"
-    for words, seconds in ways[1:] if climb.journal.get("stuck") else ways:
+    hangs = climb.journal.get("stuck", {}).keys() & {"nvml", "dcgm", "bug-report"}  # not a user's NFS
+    for words, seconds in ways[1:] if hangs else ways:
         argv = [program, *words, "--output-file", path]
         done: child.Completed | None = watch.guarded(
             *(climb.settings, climb.journal, "bug-report", seconds),

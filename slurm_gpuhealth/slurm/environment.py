@@ -45,6 +45,11 @@ class Job:
     sharing: Literal["", "mig", "mps"] = ""
     """How a GPU is shared, where the environment says so: a job with a shard of a GPU looks like one with all of it."""
     batch: bool = False
+    stdout: str = ""
+    """Of a batch job: --output as its user wrote it, patterns and all, and absolute; "" for Slurm's default name."""
+    stderr: str = ""
+    """--error likewise; "": it goes where stdout goes."""
+    work_dir: str = ""
     start: int | None = None
     """Seconds since the epoch; from 24.11 on."""
     end: int | None = None
@@ -87,7 +92,10 @@ def read(environ: Mapping[str, str]) -> Job:
         gpus=gpus,
         gpu_names=names,
         sharing=_sharing(environ, names),
-        batch="SLURM_JOB_STDOUT" in environ,
+        batch="SLURM_JOB_STDIN" in environ,  # STDOUT is there only with --output
+        stdout=environ.get("SLURM_JOB_STDOUT", ""),
+        stderr=environ.get("SLURM_JOB_STDERR", ""),
+        work_dir=environ.get("SLURM_JOB_WORK_DIR", ""),
         start=_number(environ, "SLURM_JOB_START_TIME"),
         end=_number(environ, "SLURM_JOB_END_TIME"),
         exit_code=exit_code,

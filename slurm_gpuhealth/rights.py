@@ -1,0 +1,76 @@
+"""A child of root's becomes a user, for good: nothing of root is left to whoever may make it do what it should not."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NO_NEW_PRIVS, DUMPABLE = 38, 4
+"""prctl's numbers. Not dumpable: other processes of the same user can neither trace it nor read its memory."""
+CAPABILITIES = ("CapPrm:", "CapEff:", "CapAmb:")
+
+
+class NotDropped(Exception):
+    """Something of root would be left; the text says what."""
+
+
+def groups_of(user: str, uid: int, gid: int) -> list[int]:
+    """The groups that the user has at a login. May ask LDAP, and hang: call it in the child."""
+    import pwd
+
+    try:
+        known = pwd.getpwnam(user).pw_uid == uid
+    except (KeyError, ValueError):
+        known = False
+    return os.getgrouplist(user, gid) if known else [gid]
+
+
+def become(uid: int, gid: int, groups: Sequence[int]) -> None:
+    """Take the user's rights, and prove that there is no way back. Raises NotDropped or OSError."""
+    if uid <= 0 or gid < 0:
+        raise NotDropped(f"uid {uid}, gid {gid}: not an ordinary user")
+    import ctypes
+
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    os.setgroups(groups)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)  # from here on the kernel itself counts it as not dumpable
+    for option, value in ((NO_NEW_PRIVS, 1), (DUMPABLE, 0)):
+        if prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))):
+            raise NotDropped(f"prctl({option}): {os.strerror(ctypes.get_errno())}")
+    _prove(uid, gid, groups)
+
+
+def limit(seconds: int, memory: int, descriptors: int = 16) -> None:
+    """What the process may use from now on: CPU seconds, bytes of memory, descriptors; no file written, no child."""
+    import resource
+
+    for what, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_NOFILE, descriptors),
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_AS, memory),
+    ):
+        hard = resource.getrlimit(what)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (most, most))
+
+
+def _prove(uid: int, gid: int, groups: Sequence[int]) -> None:
+    if (os.getresuid(), os.getresgid()) != ((uid,) * 3, (gid,) * 3) or set(os.getgroups()) != set(groups):
+        raise NotDropped(f"still {os.getresuid()}, {os.getresgid()}, {os.getgroups()}")
+    for back in (lambda: os.setresuid(-1, 0, -1), lambda: os.setuid(0), lambda: os.setgroups([0])):
+        try:
+            back()
+        except PermissionError:
+            continue
+        raise NotDropped("there is a way back to root")
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        held = {key: int(value, 16) for key, value in (line.split()[:2] for line in file if line[:3] == "Cap")}
+    if any(held.get(one) for one in CAPABILITIES) or "CapEff:" not in held:
+        raise NotDropped(f"capabilities are left: {held}")
