@@ -1,0 +1,128 @@
+"""What is new in the store is judged once, whatever comes late or is cut short."""
+
+import json
+import os
+
+import pytest
+import sqlalchemy as sql
+
+from slurm_gpuhealth.correlate import run
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.settings import Correlate, Store
+from slurm_gpuhealth.store import judged, schema
+from slurm_gpuhealth.store.open import open_store, reading
+
+NOW = 1_795_220_000.0
+ATTEMPT = {
+    **{
+        "cluster": "lab",
+        "job": 7,
+        "attempt": 0,
+        "user": "alice",
+        "account": "lab",
+        "partition": "gpu",
+        "name": "train",
+    },
+    **{"state": "FAILED", "exit_code": 1, "signal": 0, "start": NOW - 7200, "end": NOW - 3600, "nodes": '["n1"]'},
+    **{"submit": "", "gpu_seconds": 8 * 3600.0},
+}
+FINDING = {
+    **{"node": "n1", "journal": "j", "id": 1, "sub": 1, "seq": 1, "clock": 0.0, "time": NOW - 3601, "source": "xid"},
+    **{"code": "79", "severity": "fault", "rung": "L3", "mode": "enforce", "uuid": "GPU-3", "gpu": 3, "details": "{}"},
+}
+
+
+@pytest.fixture
+def given(settings, tmp_path):
+    store = Store(database=str(tmp_path / "store/cluster.db"))
+    return replace(settings, store=store, correlate=Correlate(settle=0.0))
+
+
+@pytest.fixture
+def engine(given):
+    return open_store(given)
+
+
+def add(engine, table, **values):
+    with engine.begin() as db:
+        db.execute(sql.insert(table).values(**values))
+
+
+def see(engine, number=1, **changes):
+    """A finding that has just been taken in."""
+    add(engine, schema.finding, **{**FINDING, "id": number, "taken": number, **changes})
+    with engine.begin() as db:
+        judged.put_cursor(db, "taken", str(number))
+
+
+def rows(engine, table):
+    with reading(engine) as db:
+        return [row._asdict() for row in db.execute(sql.select(table))]
+
+
+def test_a_failed_attempt_with_a_lost_gpu_died_of_its_node_and_is_judged_once(given, engine):
+    add(engine, schema.attempt, **ATTEMPT)
+    see(engine)
+    new, _, suspects = run.judge(engine, given, {}, NOW)
+    assert [(one.job, one.cause, one.node, one.gpu) for one in new] == [(7, "node", "n1", "GPU-3")]
+    assert [one.node for one in suspects] == ["n1"]
+    assert run.judge(engine, given, {}, NOW)[:2] == ([], [])
+    with reading(engine) as db:
+        assert judged.explained(db, 7)[0]["verdict"]["cause"] == "node"
+        assert [one.node for one in judged.suspicions(db)] == ["n1"]
+
+
+def test_a_fault_that_is_shipped_after_the_verdict_changes_it(given, engine):
+    add(engine, schema.attempt, **ATTEMPT)
+    assert run.judge(engine, given, {}, NOW)[0][0].cause != "node"
+    see(engine)
+    new, again, _ = run.judge(engine, given, {}, NOW + 60)
+    assert (new, [(one.job, one.cause) for one in again]) == ([], [(7, "node")])
+    assert [row["cause"] for row in rows(engine, schema.verdict)] == ["node"]
+
+
+def test_what_has_not_settled_waits_for_the_next_run(given, engine):
+    add(engine, schema.attempt, **ATTEMPT)
+    waiting = replace(given, correlate=Correlate(settle=7200.0))
+    assert run.judge(engine, waiting, {}, NOW)[0] == []
+    assert len(run.judge(engine, waiting, {}, NOW + 3600)[0]) == 1
+
+
+def test_a_job_that_was_judged_and_put_back_into_the_queue_keeps_its_verdict(given, engine):
+    add(engine, schema.attempt, **ATTEMPT)
+    see(engine)
+    run.judge(engine, given, {}, NOW)
+    with engine.begin() as db:
+        db.execute(sql.update(schema.attempt).values(state="REQUEUED", fed=None))
+    run.judge(engine, given, {}, NOW + 60)
+    assert [row["cause"] for row in rows(engine, schema.verdict)] == ["node"]
+
+
+def test_killed_before_the_end_nothing_has_happened_and_the_next_run_does_it(given, engine, monkeypatch):
+    add(engine, schema.attempt, **ATTEMPT)
+    see(engine)
+    pid = os.fork()
+    if pid == 0:
+        monkeypatch.setattr(judged, "put_cursor", lambda *_: os._exit(9))
+        run.judge(open_store(given), given, {}, NOW)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    assert (rows(engine, schema.verdict), rows(engine, schema.state)) == ([], [])
+    assert [one.cause for one in run.judge(engine, given, {}, NOW)[0]] == ["node"]
+
+
+def test_runs_one_job_at_a_time_say_what_one_run_over_all_says(given, engine, tmp_path):
+    jobs = [{**ATTEMPT, "job": 10 + n, "end": NOW - 3600 + n, "nodes": json.dumps([f"n{n % 3}"])} for n in range(12)]
+    other = replace(given, store=Store(database=str(tmp_path / "other/cluster.db")))
+    whole = open_store(other)
+    for number, job in enumerate(jobs):
+        add(whole, schema.attempt, **job)
+        add(engine, schema.attempt, **job)
+        run.judge(engine, given, {}, NOW - 3600 + number)
+    run.judge(whole, other, {}, NOW)
+
+    def said(of):
+        return sorted((row["job"], row["cause"], round(row["confidence"], 6)) for row in rows(of, schema.verdict))
+
+    assert said(engine) == said(whole)
+    assert len(said(engine)) == 12
