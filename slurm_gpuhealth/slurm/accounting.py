@@ -197,20 +197,23 @@ def _failed_nodes(settings: Settings, ends: list[Ended]) -> list[Ended]:
 
 def _keep_attempts(db: sql.Connection, ends: Sequence[Ended]) -> int:
     """Number and write them; how many are new or not as they were."""
-    rows, places = [], []
-    for one in _numbered(db, ends):
-        attempt = one.attempt
-        key = {"cluster": one.cluster, "job": attempt.job, "attempt": attempt.attempt}
-        took = {"start": attempt.start, "end": attempt.end}
-        rows.append({
-            **key, **took, "user": attempt.user, "account": attempt.account, "partition": one.partition,
-            "name": attempt.name, "array": attempt.array, "state": attempt.state, "exit_code": attempt.exit_code,
-            "signal": attempt.signal, "nodes": json.dumps(attempt.nodes), "failed_node": attempt.failed_node,
-            "submit": attempt.submit, "gpu_seconds": one.gpus * (attempt.end - attempt.start), "fed": None,
-        })  # fmt: skip
-        places += [{**key, **took, "node": node} for node in attempt.nodes]
-    _upsert(db, schema.attempt_node, (*KEYS, "node"), places)
-    return _upsert(db, schema.attempt, KEYS, rows)
+    changed, numbered = 0, _numbered(db, ends)
+    while some := list(islice(numbered, MANY)):
+        rows, places = [], []
+        for one in some:
+            attempt = one.attempt
+            key = {"cluster": one.cluster, "job": attempt.job, "attempt": attempt.attempt}
+            took = {"start": attempt.start, "end": attempt.end}
+            rows.append({
+                **key, **took, "user": attempt.user, "account": attempt.account, "partition": one.partition,
+                "name": attempt.name, "array": attempt.array, "state": attempt.state, "exit_code": attempt.exit_code,
+                "signal": attempt.signal, "nodes": json.dumps(attempt.nodes), "failed_node": attempt.failed_node,
+                "submit": attempt.submit, "gpu_seconds": one.gpus * (attempt.end - attempt.start), "fed": None,
+            })  # fmt: skip
+            places += [{**key, **took, "node": node} for node in attempt.nodes]
+        _upsert(db, schema.attempt_node, (*KEYS, "node"), places)
+        changed += _upsert(db, schema.attempt, KEYS, rows)
+    return changed
 
 
 def _numbered(db: sql.Connection, ends: Sequence[Ended]) -> Iterator[Ended]:

@@ -37,7 +37,7 @@ HOSTILE = ("JobName", "SubmitLine")
 EVENT_FIELDS = ("Cluster", "TimeStart", "TimeEnd", "State", "User", "Reason", "NodeName")
 """sacctmgr prints a field that is named twice but once: the node's name at the end alone has to close the row."""
 EVENT = re.compile(r"([^|\s]*)\|(\d+)\|(\d+|Unknown)\|([A-Z_+]*)[^|A-Z]*\|([^|\n]*)\|")
-NODE = re.compile(r"\|([\w.-]*)\n?\Z", re.ASCII)
+NODE = re.compile(r"\|([\w.-]{0,64})\n?\Z", re.ASCII)
 LIMIT = 64 << 20
 """Bytes of one answer that we hold: 200,000 jobs. A longer one is asked for in halves."""
 MAX_NAME = 256

@@ -1,0 +1,6 @@
+"""pyslurm.core: its errors."""
+
+
+class error:  # a module there
+    class RPCError(Exception):
+        pass
