@@ -1,0 +1,83 @@
+"""A PostgreSQL of the tests' own: really started, as the user `postgres`, with TLS; stopped by its pid."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import psycopg
+
+from tests.daemons import Daemons, free_ports, until
+
+BIN = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/lib/postgresql/15/bin"))
+AS = ("/usr/bin/setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
+NODES = "gpuhealth_node"
+"""The role that nodes ship with."""
+SECRET = "s3cret"  # noqa: S105
+
+
+class Postgresql:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.data, (self.port,) = folder, folder / "data", free_ports(1)
+        for name in ("run", "log"):
+            (folder / name).mkdir()
+        self.daemons = Daemons(folder, {"LC_ALL": "C.UTF-8"})
+        self.data.mkdir()
+        shutil.chown(self.data, "postgres", "postgres")
+        self._run(*AS, str(BIN / "initdb"), "-D", str(self.data), "-A", "scram-sha-256", "--pwfile", str(self._owner()))
+        key = ("-keyout", str(self.data / "server.key"), "-out", str(self.data / "server.crt"))
+        name = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
+        self._run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *key, *name)
+        for file in ("server.key", "server.crt"):
+            shutil.chown(self.data / file, "postgres", "postgres")
+        (self.data / "server.key").chmod(0o600)
+        self.certificate = shutil.copy(self.data / "server.crt", folder / "root.crt")
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.write(f"port = {self.port}\nlisten_addresses = 'localhost'\nssl = on\nunix_socket_directories = ''\n")
+        # Over the network only with TLS.
+        (self.data / "pg_hba.conf").write_text("hostssl all all all scram-sha-256\n")
+        self.passwords = folder / "pgpass"
+        self.passwords.write_text(f"*:*:*:postgres:owner\n*:*:*:{NODES}:{SECRET}\n")
+        self.passwords.chmod(0o600)
+
+    def _owner(self) -> Path:
+        path = self.folder / "owner"
+        path.write_text("owner\n")
+        return path
+
+    def _run(self, *argv: str) -> None:
+        subprocess.run(argv, check=True, capture_output=True, cwd="/")
+
+    def url(self, user: str = "postgres") -> str:
+        tls = f"sslmode=verify-full&sslrootcert={self.certificate}"
+        return f"postgresql://{user}@localhost:{self.port}/postgres?{tls}"
+
+    def start(self) -> None:
+        self.daemons.start("postgresql", *AS, str(BIN / "postgres"), "-D", str(self.data))
+        until(self._answers, "PostgreSQL", 60)
+
+    def _answers(self) -> bool:
+        try:
+            self.connect().close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def connect(self, user: str = "postgres") -> psycopg.Connection:
+        return psycopg.connect(self.url(user), passfile=str(self.passwords), connect_timeout=5, autocommit=True)
+
+    def stop(self, sign: int = signal.SIGINT) -> None:
+        """SIGINT: a fast shutdown; SIGQUIT: as in a crash."""
+        self.daemons.stop("postgresql", sign=sign, timeout=60)
+
+    def __enter__(self) -> Postgresql:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        if not os.environ.get("KEEP"):
+            shutil.rmtree(self.folder)
