@@ -34,7 +34,7 @@ def replay(node: str, jobs: str, events: str, topology: str | None, every: float
 
     try:
         leaves = history.topology(topology) if topology else {}
-        correlator = Correlator(_settings(node).suspicion, leaves)
+        correlator = Correlator(_settings(node).suspicion, leaves, explained=False)
         show = _Json() if as_json else _Table()
         for one in history.run(jobs, events, correlator, every):
             show.add(one)

@@ -46,15 +46,16 @@ PRINTS = 8
 
 
 class Correlator:
-    """`leaves`: leaf switch → its nodes."""
+    """`leaves`: leaf switch → its nodes. `explained`: verdicts with their terms."""
 
     def __init__(
         self,
         settings: settings_module.Suspicion,
         leaves: Mapping[str, Sequence[str]] | None = None,
         state: State | None = None,
+        explained: bool = True,
     ) -> None:
-        self.settings, self.grid = settings, grid(settings)
+        self.settings, self.grid, self.explained = settings, grid(settings), explained
         self.state = state if state is not None else State()
         under = {node: leaf for leaf, nodes in (leaves or {}).items() for node in nodes}
         self.leaves = Leaves(under, {leaf: len(nodes) for leaf, nodes in (leaves or {}).items()})
@@ -165,7 +166,7 @@ class Correlator:
 
     def _judge(self, case: Case, key: str, fresh: bool = False) -> Verdict:
         """Judge a case and put its say in the place of its old one."""
-        judged = judge(case, key, self.state, self.leaves, self.settings)
+        judged = judge(case, key, self.state, self.leaves, self.settings, self.explained)
         unit = growth(case.attempt.end, self.settings.half_life)
         if case.attempt.state not in STATES:
             self._learn(case, judged.own, unit, fresh)
@@ -193,8 +194,6 @@ class Correlator:
             weights = None
         attempt = case.attempt
         old = node.records.get(key)
-        if weights or (old and old.weights):
-            node.touched()
         blame = judged.verdict.responsible.get(name, 0.0) if weights else 0.0
         hard = name in judged.hard
         node.records[key] = Record(
@@ -208,6 +207,11 @@ class Correlator:
             hard,
             fleet.unexplained(case),
         )
+        if old and weights and old.weights and _close(old.weights, weights) and old.hard == hard:
+            return  # what the node's evidence comes to stays as it is
+        item = suspicion.item_of(node.records[key], key)
+        if (old and old.weights) or (item and node._tally and not node._tally.add(item)):
+            node.touched()
         if old is None and len(node.records) > RECORDS // 2:
             _prune(node, attempt.end, self.settings.horizon)
 
@@ -249,8 +253,10 @@ class Correlator:
         if (1 - found[0] < self.settings.l2 and then <= self.grid.hazard[0] * RISE) or 1 / RISE < now / then < RISE:
             return
         node.judged = now
+        times = now / then
         for key, record in list(node.records.items()):
-            if record.weights and record.end > time - self.settings.horizon:
+            blame = record.blame * times / (1 - record.blame + record.blame * times)
+            if abs(blame - record.blame) > CHANGED / 2 and record.end > time - self.settings.horizon:
                 self._again(key, record.home)
 
     def _remember_print(self, case: Case, key: str) -> None:
@@ -270,6 +276,10 @@ class Correlator:
         node.tests[level] = event.time, passed
         node.touched()
         self._ripple(event.node, event.time)
+
+
+def _close(one: Sequence[float], other: Sequence[float]) -> bool:
+    return all(abs(a - b) < LEAST for a, b in zip(one, other))
 
 
 def _repair(node: NodeState, event: Event) -> None:

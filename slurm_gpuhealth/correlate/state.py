@@ -134,12 +134,12 @@ class NodeState(Kept):
     """Run level → when last, and whether passed."""
     records: dict[str, Record] = field(default_factory=dict)
     cases: dict[str, Case] = field(default_factory=dict)
-    _groups: list[Any] | None = None
-    _cache: tuple[float, list[float]] | None = None
+    _tally: Any = None
+    """suspicion.Tally of the evidence."""
 
     def touched(self) -> None:
         """Its evidence has changed."""
-        self._groups = self._cache = None
+        self._tally = None
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> NodeState:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from slurm_gpuhealth.correlate.model import GpuName
-    from slurm_gpuhealth.correlate.state import Incident, NodeState, Weights
+    from slurm_gpuhealth.correlate.state import Incident, NodeState, Record, Weights
     from slurm_gpuhealth.correlate.weights import Grid
     from slurm_gpuhealth.settings import Suspicion
 
@@ -51,28 +51,21 @@ class Group(NamedTuple):
 
 def levels(node: NodeState, time: float, grid: Grid, s: Suspicion, without: Without | None = None) -> list[float]:
     """The probability of each level at `time`. `without`: a case, whose own evidence is left out."""
-    if not without and node._cache and abs(node._cache[0] - time) < s.incident:
-        return node._cache[1]
-    logs = list(_prior(node, time, grid, s))
+    tally = tally_of(node, grid, s, without)
+    if tally.last and tally.last.until > time:
+        time = tally.last.until
     shrink = 1.0 / growth(time, grid.half_life)
     days, starts = node.exposure * shrink, node.starts * shrink
-    good = grid.hazard[0]
-    for level in grid.bad:
-        logs[level] += grid.survive[level] * starts - (grid.hazard[level] - good) * days
-    for group in groups(node, grid, s, without):
-        worth = group.share * 2.0 ** (-abs(time - group.until) / grid.half_life)
-        for level in grid.bad:
-            logs[level] += worth * group.weights[level]
-    tested = _tests(node, time, grid, s)
-    for level in grid.bad:
-        logs[level] += tested
+    tested = _tests(node, time, grid, s) if node.tests else 0.0
+    logs = [
+        prior + survive * starts - worse * days + said * shrink + tested
+        for prior, survive, worse, said in zip(_prior(node, time, grid, s), grid.survive, grid.worse, tally.said())
+    ]
+    logs[0] -= tested
     highest = max(logs)
     weights = [math.exp(one - highest) for one in logs]
     total = sum(weights)
-    found = [one / total for one in weights]
-    if not without:
-        node._cache = (time, found)
-    return found
+    return [one / total for one in weights]
 
 
 def hazard(found: list[float], grid: Grid) -> float:
@@ -80,15 +73,15 @@ def hazard(found: list[float], grid: Grid) -> float:
     return sum(weight * one for weight, one in zip(found, grid.hazard))
 
 
-def _prior(node: NodeState, time: float, grid: Grid, s: Suspicion) -> Iterator[float]:
+def _prior(node: NodeState, time: float, grid: Grid, s: Suspicion) -> tuple[float, ...]:
     """A node fresh from a repair fails again sooner than others do: no prior of a good one."""
+    if not node.repaired and not node.changed:
+        return grid.prior
     latest = max((node.repaired, *node.changed.values()))
-    if not latest or not 0 <= time - latest < s.repaired_for:
-        yield from grid.prior
-        return
-    bad = 1 - math.exp(grid.prior[0])
-    yield math.log(1 - s.repaired)
-    yield from (one + math.log(s.repaired / bad) for one in grid.prior[1:])
+    if not 0 <= time - latest < s.repaired_for:
+        return grid.prior
+    more = math.log(s.repaired / (1 - math.exp(grid.prior[0])))
+    return (math.log(1 - s.repaired), *(one + more for one in grid.prior[1:]))
 
 
 def _tests(node: NodeState, time: float, grid: Grid, s: Suspicion) -> float:
@@ -107,57 +100,114 @@ def _tests(node: NodeState, time: float, grid: Grid, s: Suspicion) -> float:
     return passed + failed
 
 
-def groups(node: NodeState, grid: Grid, s: Suspicion, without: Without | None = None) -> list[Group]:
+def groups(node: NodeState, grid: Grid, s: Suspicion) -> list[Group]:
     """The node's incidents, by time."""
-    if not without and node._groups is not None:
-        return node._groups
-    found: list[Group] = []
-    for start, end, weights, user, hard, gpu, what in sorted(_items(node, grid, without), key=lambda one: one[1::5]):
-        last = found[-1] if found else None
-        if last and _same_incident(last, start, end, hard, what, s):
-            stronger = max(weights) > max(last.weights)
-            found[-1] = last._replace(
-                until=max(last.until, end),
-                weights=weights if stronger else last.weights,
-                user=user if stronger and user else last.user,
-                hard=last.hard or hard,
-                gpu=last.gpu if last.gpu is not None else gpu,
-                what=what if stronger else last.what,
+    tally = tally_of(node, grid, s)
+    return [*tally.closed, *([tally.counted()] if tally.last else [])]
+
+
+def tally_of(node: NodeState, grid: Grid, s: Suspicion, without: Without | None = None) -> Tally:
+    """What the node's evidence comes to. Kept at the node, and built anew when something else than new was added."""
+    if without and without.key not in node.records and not incidents_in(node, without.start, without.end):
+        without = None
+    if without is None and node._tally is not None:
+        return node._tally
+    tally = Tally(grid, s)
+    for item in sorted(_items(node, grid, without), key=lambda one: (one.end, one.what)):
+        tally.add(item)
+    if without is None:
+        node._tally = tally
+    return tally
+
+
+class Item(NamedTuple):
+    """One piece of evidence: a job (`start` is known) or an event."""
+
+    start: float | None
+    end: float
+    weights: Weights
+    user: str
+    hard: bool
+    gpu: GpuName | None
+    what: str
+
+
+class Tally:
+    """Evidence in the order of its time, added up by incident."""
+
+    def __init__(self, grid: Grid, s: Suspicion) -> None:
+        self.grid, self.settings = grid, s
+        self.closed: list[Group] = []
+        self.last: Group | None = None
+        self.load: dict[str, tuple[float, float]] = {}
+        self.sums = [0.0] * len(grid.prior)
+        self._said: list[float] | None = self.sums
+
+    def add(self, item: Item) -> bool:
+        """False where `item` is older than what was added before."""
+        last = self.last
+        if last and item.end < last.until:
+            return False
+        self._said = None
+        if last and _same_incident(last, item, self.settings):
+            stronger = max(item.weights) > max(last.weights)
+            self.last = last._replace(
+                until=item.end,
+                weights=item.weights if stronger else last.weights,
+                user=item.user if stronger and item.user else last.user,
+                hard=last.hard or item.hard,
+                gpu=last.gpu if last.gpu is not None else item.gpu,
+                what=item.what if stronger else last.what,
             )
-        else:
-            found.append(Group(end, end, weights, 1.0, user, hard, gpu, what))
-    found = _by_user(found, s)
-    if not without:
-        node._groups = found
-    return found
+            return True
+        if last:
+            counted = self.counted()
+            self.closed.append(counted)
+            worth = counted.share * growth(counted.until, self.grid.half_life)
+            self.sums = [one + worth * more for one, more in zip(self.sums, counted.weights)]
+            if last.user and not last.hard:
+                self.load[last.user] = (last.time, self._load(last) + 1)
+        self.last = Group(item.end, item.end, item.weights, 1.0, item.user, item.hard, item.gpu, item.what)
+        return True
+
+    def said(self) -> list[float]:
+        """The log weight of each level, in units of EPOCH."""
+        if self._said is None:
+            counted = self.counted()
+            worth = counted.share * growth(counted.until, self.grid.half_life)
+            self._said = [one + worth * more for one, more in zip(self.sums, counted.weights)]
+        return self._said
+
+    def counted(self) -> Group:
+        """The last incident, with the share that counts."""
+        last = self.last
+        assert last is not None  # noqa: S101 - callers have looked
+        return last._replace(share=0.5 ** self._load(last)) if last.user and not last.hard else last
+
+    def _load(self, group: Group) -> float:
+        when, much = self.load.get(group.user, (group.time, 0.0))
+        return much * float(2.0 ** (-(group.time - when) / self.settings.same_user))
 
 
-def _same_incident(last: Group, start: float | None, end: float, hard: bool, what: str, s: Suspicion) -> bool:
+def _same_incident(last: Group, item: Item, s: Suspicion) -> bool:
     """An event joins what came shortly before; a job that already ran then, what ended it, or what it has claimed."""
-    if start is None:
-        return end - last.until <= s.storm
-    return start - s.before <= last.until and (end - last.until <= s.incident or hard)
+    if item.start is None:
+        return item.end - last.until <= s.storm
+    return item.start - s.before <= last.until and (item.end - last.until <= s.incident or item.hard)
 
 
-def _by_user(found: list[Group], s: Suspicion) -> list[Group]:
-    load: dict[str, tuple[float, float]] = {}
-    counted = []
-    for group in found:
-        if group.user and not group.hard:
-            when, much = load.get(group.user, (group.time, 0.0))
-            much *= 2.0 ** (-(group.time - when) / s.same_user)
-            load[group.user] = (group.time, much + 1)
-            group = group._replace(share=0.5**much)
-        counted.append(group)
-    return counted
+def item_of(record: Record, key: str) -> Item | None:
+    """What a failed attempt says of a node; None where that is nothing."""
+    if not record.weights:
+        return None
+    return Item(record.start, record.end, record.weights, record.user, record.hard, None, key)
 
 
-def _items(
-    node: NodeState, grid: Grid, without: Without | None
-) -> Iterator[tuple[float | None, float, Weights, str, bool, GpuName | None, str]]:
+def _items(node: NodeState, grid: Grid, without: Without | None) -> Iterator[Item]:
     for key, record in node.records.items():
-        if record.weights and record.end > node.repaired and (without is None or key != without.key):
-            yield record.start, record.end, record.weights, record.user, record.hard, None, key
+        item = item_of(record, key) if record.end > node.repaired and (not without or key != without.key) else None
+        if item:
+            yield item
     weak: dict[str, list[float]] = {}
     for event in node.events:
         if event.kind not in ("hard", "weak", "link") or event.time <= forgotten(node, event.gpu):
@@ -171,7 +221,7 @@ def _items(
             earlier += [event.time] if not earlier or event.time - earlier[-1] > 3600 else []
             strength = max(strength, 0.7) if len(earlier) >= 3 else strength
         hard = event.kind == "hard" or strength >= 0.7
-        yield None, event.time, tuple(strength * one for one in grid.seen), "", hard, event.gpu, event.code
+        yield Item(None, event.time, tuple(strength * one for one in grid.seen), "", hard, event.gpu, event.code)
 
 
 def forgotten(node: NodeState, gpu: GpuName | None) -> float:

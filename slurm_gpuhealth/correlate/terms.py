@@ -56,7 +56,6 @@ def explain(
     verdict: Verdict,
     case: Case,
     state: State,
-    causes: Mapping[str, float],
     row: tuple[float, ...],
     signs: Mapping[str, Sign],
     where: Mapping[str, float],

@@ -60,8 +60,8 @@ class Sign(NamedTuple):
     foreign: bool = False
 
 
-def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion) -> Judged:
-    """Pure in `state`: reads it only."""
+def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, explained: bool = True) -> Judged:
+    """Pure in `state`: reads it only. `explained`: with its terms, which cost as much as the rest."""
     attempt = case.attempt
     days = max(0.0, attempt.end - attempt.start) / DAY
     table = STATES.get(attempt.state)
@@ -79,7 +79,7 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion) -> J
     signs = {node: sign for node in attempt.nodes if (sign := _sign(case, node, state, s))}
     known = state.fleet.events > 0
     shares: dict[str, float] = {}
-    levels: dict[str, tuple[list[float], Weights]] = {}
+    levels: dict[str, Weights] = {}
     where = _named(case, s)
     chances = Chances(days, s)
     apart = suspicion.Without(key, attempt.start - s.before, attempt.end + s.after)
@@ -91,8 +91,11 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion) -> J
         odds = chances[_share(attempt, node, state)]
         like = [one * told["node"] * ratio for one in odds]
         like[-1] = odds[-1] * max(echo, told["node"]) * ratio
+        if table and not signs:
+            shares[node] = 1.0
+            continue
         found = suspicion.levels(state.nodes.get(node, NEW), attempt.end, grid(s), s, apart)
-        levels[node] = found, tuple(like)
+        levels[node] = tuple(like)
         shares[node] = sum(weight * one for weight, one in zip(found, like))
     if table:
         _scale(shares, table["node"], told["node"], signs, s)
@@ -103,13 +106,14 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion) -> J
     weights = (
         {}
         if table or case.kind == "thermal"
-        else {node: _weights(total - shares[node], one[1], s) for node, one in levels.items()}
+        else {node: _weights(total - shares[node], one, s) for node, one in levels.items()}
     )
     hard = frozenset(node for node, sign in signs.items() if sign.hard and not sign.foreign)
     if attempt.state == "NODE_FAIL" and attempt.failed_node:
         hard |= {attempt.failed_node} & set(attempt.nodes)
     verdict = _verdict(case, masses, blame, signs)
-    verdict = terms.explain(verdict, case, state, causes, row, signs, where, again, s)
+    if explained:
+        verdict = terms.explain(verdict, case, state, row, signs, where, again, s)
     return Judged(verdict, masses["application"], weights, hard)
 
 

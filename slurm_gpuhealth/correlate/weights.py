@@ -63,16 +63,14 @@ class Grid(NamedTuple):
     """Logarithms."""
     hazard: Row
     """Failures a day."""
+    worse: Row
+    """The same, over level 0's."""
     start: Row
     survive: Row
     """log(1 - start)."""
     seen: Row
     """log likelihood of a hard event out of any job, over that of level 0."""
     half_life: float
-
-    @property
-    def bad(self) -> range:
-        return range(1, len(self.prior))
 
 
 @lru_cache(maxsize=8)
@@ -83,6 +81,7 @@ def grid(s: Suspicion) -> Grid:
     return Grid(
         tuple(math.log(one / total) for one in s.priors),
         tuple(s.hazards),
+        tuple(one - s.hazards[0] for one in s.hazards),
         tuple(s.starts),
         tuple(math.log1p(-one) for one in s.starts),
         tuple(math.log(rate / rates[0]) for rate in rates),
