@@ -1,5 +1,6 @@
 """The cluster's record for real: PostgreSQL, kills and restarts under load, and nodes of a real cluster that ship."""
 
+import contextlib
 import json
 import os
 import random
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -232,9 +234,15 @@ class Load:
         self.running[name] = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self.running[name].stdout.readline()
 
-    def kill(self, name):
+    def kill(self, name, children=True):
+        """Also in the middle of what its child does; or only the program, and the child lives on beside the next."""
         program = self.running[name]
         assert program.poll() is None, f"{name} ended by itself with {program.returncode}"
+        program.send_signal(signal.SIGSTOP)
+        pids = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+        for pid in pids if children else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
         program.send_signal(signal.SIGKILL)
         program.wait()
 
@@ -268,7 +276,7 @@ def killed_at_random(controller, nodes, kills):
         for _ in range(kills):
             time.sleep(chance.uniform(0, 0.15))
             name = chance.choice(list(load.argvs))
-            load.kill(name)
+            load.kill(name, children=chance.random() < 0.8)
             load.start(name)
     return settled(controller, nodes)
 

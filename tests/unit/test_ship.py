@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import child
+from slurm_gpuhealth import child, lock
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.journal import open_journal
 from slurm_gpuhealth.settings import Store
@@ -236,6 +236,18 @@ def test_a_directory_that_hangs_is_not_waited_for_and_no_second_child_is_started
     send(shared, journal)
     assert journal.one("SELECT count(*) FROM outbox") == (0,)
     assert "no answer" in capfd.readouterr().err
+
+
+def test_while_the_child_of_a_killed_program_still_writes_nobody_else_does(shared, journal, folder):
+    shared = replace(shared, store=replace(shared.store, timeout=1.0))
+    add(journal, "a")
+    turn = lock.take(shared, "store-writer")
+    send(shared, journal)
+    os.close(turn)
+    assert list(folder.iterdir()) == []
+    assert journal.one("SELECT count(*) FROM outbox") == (1,)
+    send(shared, journal)
+    assert codes(folder) == ["a"]
 
 
 def test_switched_off_nothing_waits_and_switched_on_again_all_is_shipped_under_the_same_name(shared, journal, folder):
