@@ -107,7 +107,9 @@ def as_user(job: Job, paths: Sequence[str], limits: JobLog, since: float, again:
     try:
         from slurm_gpuhealth.correlate import logs
 
-        logs.read_text("")  # all that it reads of ours is read now: the user may not be allowed to
+        # What these import and read of ours, now: later we may not enter the folder that Python is in.
+        logs.read_text("")
+        time.strptime("1", "%d")
         groups = rights.groups_of(job.user, job.uid or 0, job.gid or 0)
         for stream in (1, 2):
             os.dup2(0, stream)

@@ -1,8 +1,14 @@
-"""A child of root's becomes a user, for good: nothing of root is left to whoever may make it do what it should not."""
+"""A child of root's becomes a user, for good: nothing of root is left to whoever may make it do what it should not.
+
+All imports stand here: Python may be in a folder that the user can't enter.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import pwd
+import resource
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -10,7 +16,7 @@ if TYPE_CHECKING:
 
 NO_NEW_PRIVS, DUMPABLE = 38, 4
 """prctl's numbers. Not dumpable: other processes of the same user can neither trace it nor read its memory."""
-CAPABILITIES = ("CapPrm:", "CapEff:", "CapAmb:")
+CAPABILITIES = (b"CapPrm:", b"CapEff:", b"CapAmb:")
 
 
 class NotDropped(Exception):
@@ -19,8 +25,6 @@ class NotDropped(Exception):
 
 def groups_of(user: str, uid: int, gid: int) -> list[int]:
     """The groups that the user has at a login. May ask LDAP, and hang: call it in the child."""
-    import pwd
-
     try:
         known = pwd.getpwnam(user).pw_uid == uid
     except (KeyError, ValueError):
@@ -32,8 +36,6 @@ def become(uid: int, gid: int, groups: Sequence[int]) -> None:
     """Take the user's rights, and prove that there is no way back. Raises NotDropped or OSError."""
     if uid <= 0 or gid < 0:
         raise NotDropped(f"uid {uid}, gid {gid}: not an ordinary user")
-    import ctypes
-
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
@@ -46,8 +48,6 @@ def become(uid: int, gid: int, groups: Sequence[int]) -> None:
 
 def limit(seconds: int, memory: int, descriptors: int = 16) -> None:
     """What the process may use from now on: CPU seconds, bytes of memory, descriptors; no file written, no child."""
-    import resource
-
     for what, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
@@ -70,7 +70,7 @@ def _prove(uid: int, gid: int, groups: Sequence[int]) -> None:
         except PermissionError:
             continue
         raise NotDropped("there is a way back to root")
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        held = {key: int(value, 16) for key, value in (line.split()[:2] for line in file if line[:3] == "Cap")}
-    if any(held.get(one) for one in CAPABILITIES) or "CapEff:" not in held:
+    with open("/proc/self/status", "rb") as file:  # as text it may import a codec, which the user may not read
+        held = {key: int(value, 16) for key, value in (line.split()[:2] for line in file if line[:3] == b"Cap")}
+    if any(held.get(one) for one in CAPABILITIES) or b"CapEff:" not in held:
         raise NotDropped(f"capabilities are left: {held}")

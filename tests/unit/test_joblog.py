@@ -24,6 +24,14 @@ GAMES = pwd.getpwnam("games")
 OTHER = pwd.getpwnam("nobody")
 MIB = 1 << 20
 NOW = 1_800_000_000.0
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/home/games/train.py", line 12, in <module>
+    step(batch)
+  File "/home/games/train.py", line 7, in step
+    raise ValueError(f"no such shape: {batch}")
+ValueError: no such shape: 3
+"""
 
 
 def job(number=7, **more):
@@ -324,6 +332,30 @@ def test_capabilities_that_were_kept_are_seen(monkeypatch):
     if 0 in ids[0]:
         with pytest.raises(rights.NotDropped, match="capabilities"):
             rights._prove(5, 6, [6])
+
+
+@ROOT
+def test_nothing_is_imported_with_the_users_rights(monkeypatch, on, journal, home, capsys):
+    """Python may be where its users can't enter: /root/.pyenv."""
+    drop = os.setresuid
+
+    class Nowhere:
+        def find_spec(self, name, path=None, target=None):
+            raise ImportError(f"{name} is imported too late")
+
+    def drop_and_close(*ids):
+        sys.meta_path.insert(0, Nowhere())
+        drop(*ids)
+
+    monkeypatch.setattr(os, "setresuid", drop_and_close)
+    mark = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO JOB REQUEUE ***\n"
+    text = "old\n" + mark + TRACEBACK
+    jobs.started(journal, job(restart=1), [], time.time() - 10)
+    jobs.ended(journal, job(restart=1), "exit 1", time.time())
+    reading = read(on, journal, put(home / "log", text), restart=1)
+    assert reading, said(capsys)
+    assert reading.verdict == "application"
+    assert reading.cause.line == len(text.splitlines())
 
 
 # ---- whatever stands there
