@@ -83,6 +83,12 @@ def judge_journal(facts: Mapping[str, Any], settings: Settings, now: float) -> I
         if source["error"]:
             yield Line("source", "warn", f"source {name}: {source['error']}", "gpuhealth findings --severity info")
     for name in facts["stuck"] or ():
+        if name == "store":
+            what = (
+                "a child that writes to the store can't be killed: the shared directory hangs, and nothing is shipped"
+            )
+            yield Line("stuck", "FAIL", what, "see to the file server; what is new waits in the journal")
+            continue
         what = f"a child that asked {name} can't be killed: the driver hangs, and it is not asked again"
         yield Line("stuck", "FAIL", what, "drain, then reboot this node")
     error = (facts["gres"] or {}).get("error")

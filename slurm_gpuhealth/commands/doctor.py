@@ -14,6 +14,7 @@ from slurm_gpuhealth import config as configuration
 from slurm_gpuhealth import doctor as rules
 from slurm_gpuhealth import doctor_ladder as ladder_rules
 from slurm_gpuhealth import doctor_node as node_rules
+from slurm_gpuhealth import doctor_store
 from slurm_gpuhealth.commands.resume import settings_or_defaults
 from slurm_gpuhealth.doctor import Entry, Line
 from slurm_gpuhealth.frozen import asdict
@@ -182,6 +183,8 @@ def _node(settings: Settings, node: str, record: NodeRecord | None) -> Iterator[
     if root:
         yield from node_rules.judge_gpus(_offered(settings, node), driven, _configured(record), settings)
     yield from node_rules.judge_dcgm(settings.dcgm, _dcgm(settings, journal), driven)
+    if root:
+        yield from doctor_store.examine(settings, journal, time.time())
     yield from _ladder(settings, journal, record)
 
 

@@ -21,16 +21,8 @@ INSERT = "INSERT INTO inbox (node, journal, seq, line) VALUES (%s, %s, %s, %s) O
 
 def insert(settings: Settings, node: str, batch: list[Record]) -> int:
     """See `ship.write`. Raises OSError in PostgreSQL's words."""
-    store = settings.store
-    options: dict[str, Any] = {
-        "connect_timeout": max(2, int(store.timeout)),  # libpq takes 1 for 2
-        "options": f"-c statement_timeout={store.timeout * 1000:.0f}",
-        "application_name": f"gpuhealth {node}",
-    }
-    if store.password_file:
-        options["passfile"] = store.password_file
     try:
-        with psycopg.connect(store.url, **options) as db:
+        with connect(settings, node) as db:
             before = time.time()
             there = db.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
             made = lines(batch, before, there[0] if there else before, time.time())
@@ -43,3 +35,15 @@ def insert(settings: Settings, node: str, batch: list[Record]) -> int:
     except psycopg.Error as error:
         raise OSError(f"PostgreSQL: {' '.join(str(error).split())}") from None
     return 0
+
+
+def connect(settings: Settings, node: str) -> psycopg.Connection[tuple[Any, ...]]:
+    store = settings.store
+    options: dict[str, Any] = {
+        "connect_timeout": max(2, int(store.timeout)),  # libpq takes 1 for 2
+        "options": f"-c statement_timeout={store.timeout * 1000:.0f}",
+        "application_name": f"gpuhealth {node}",
+    }
+    if store.password_file:
+        options["passfile"] = store.password_file
+    return psycopg.connect(store.url, **options)

@@ -1,0 +1,59 @@
+"""What the doctor says of the store: each thing that would keep what a node saw from arriving."""
+
+import os
+
+import pytest
+
+from slurm_gpuhealth import doctor_store
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.settings import Settings, Store
+
+FILES = Settings(store=Store(url="file:///shared"))
+DATABASE = Settings(store=Store(url="postgresql://me@db/x"))
+NOW = 1e6
+
+
+def bad(settings, facts, error=""):
+    lines = list(doctor_store.judge(settings, facts, error, NOW))
+    assert all(line.remedy for line in lines if line.level != "ok")
+    return {line.check: line.level for line in lines if line.level != "ok"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts", "error", "expected"),
+    [
+        (Settings(), {}, "", {}),
+        (FILES, {"mode": 0o40700, "writable": True, "complete": 3}, "", {}),
+        (FILES, {"mode": 0o40777, "writable": True}, "", {"store": "FAIL"}),
+        (FILES, {"mode": 0o40755, "writable": False}, "", {"store": "FAIL"}),
+        (FILES, {"mode": 0o40700, "writable": True, "complete": 1000}, "", {"store": "warn"}),
+        (FILES, {}, "no answer in 10 s", {"store": "FAIL"}),
+        (DATABASE, {"writable": True}, "", {}),
+        (DATABASE, {"writable": False}, "", {"store": "FAIL"}),
+        (DATABASE, {"writable": True, "waits": 5, "oldest": NOW - 60, "time": NOW - 60}, "", {}),
+        (DATABASE, {"writable": True, "waits": 5, "oldest": 1.0, "time": NOW - 9999}, "", {"outbox": "warn"}),
+        (DATABASE, {"writable": True, "waits": 5, "oldest": 1.0, "time": NOW - 60}, "", {}),
+        (DATABASE, {"writable": True, "dropped": (5, 1.0, 2.0)}, "", {"dropped": "warn"}),
+    ],
+)
+def test_what_keeps_a_node_from_shipping_is_told(settings, facts, error, expected):
+    assert bad(settings, facts, error) == expected
+
+
+def test_a_password_file_that_others_can_read_is_told_with_its_remedy(tmp_path):
+    path = tmp_path / "pgpass"
+    path.write_text("")
+    path.chmod(0o644)
+    settings = replace(DATABASE, store=replace(DATABASE.store, password_file=str(path)))
+    (line,) = doctor_store.examine(settings, None, NOW)
+    assert (line.level, line.remedy) == ("FAIL", f"chmod 600 {path}")
+
+
+def test_a_shared_directory_is_looked_at_and_the_outbox_counted(tmp_path, journal):
+    settings = replace(FILES, store=replace(FILES.store, url=f"file://{tmp_path}/shared"))
+    (line,) = doctor_store.examine(settings, journal, NOW)
+    assert "No such file" in line.what
+    os.mkdir(tmp_path / "shared", 0o700)
+    journal.write("INSERT INTO outbox (kind, id, sub, time, bytes) VALUES ('finding', 1, 1, 5.0, 400)")
+    told = {line.check: line.level for line in doctor_store.examine(settings, journal, NOW)}
+    assert told == {"store": "ok", "outbox": "warn"}
