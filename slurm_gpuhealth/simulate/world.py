@@ -55,8 +55,8 @@ class World(NamedTuple):
     """What is told, in the order in which it is: attempts at their end, events when they arrive."""
     truth: dict[tuple[int, int], Truth]
     lemons: tuple[Lemon, ...]
-    faults: dict[str, list[float]]
-    """Node → when it truly killed a job."""
+    faults: dict[str, list[tuple[float, bool]]]
+    """Node → when it truly killed a job, and whether as a lemon."""
 
     def lemon(self, node: str, time: float) -> bool:
         return any(name(one.node) == node and one.since <= time < one.until for one in self.lemons)
@@ -92,7 +92,7 @@ class _Weeks:
         self.storms = sorted(_times(rng, case.storms / DAY, self.end))
         self.signs = signs.Signs(case, rng, self.names, self.end)
         self.truth: dict[tuple[int, int], Truth] = {}
-        self.faults: dict[str, list[float]] = {}
+        self.faults: dict[str, list[tuple[float, bool]]] = {}
         self.told: list[tuple[float, int, Attempt | Event]] = []
         self.turn = count()
 
@@ -159,7 +159,7 @@ class _Weeks:
                 job.id, attempt, ACCEPTED[cause][0], ACCEPTED[cause], known, sign.gpu, lemon is not None
             )
             if known:
-                self.faults.setdefault(known, []).append(end)
+                self.faults.setdefault(known, []).append((end, lemon is not None))
         lost = sign.state == "NODE_FAIL"
         return sign.attempt_end + (self.rng.uniform(600, 3600) if lost else 5), lost
 

@@ -1,0 +1,105 @@
+"""A correlator led through a simulated world: what it said of jobs and nodes, and when."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from slurm_gpuhealth.correlate.model import Attempt, Event
+from slurm_gpuhealth.simulate.cases import DAY
+from slurm_gpuhealth.simulate.world import EPOCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from slurm_gpuhealth.correlate.model import Suspicion, Verdict
+    from slurm_gpuhealth.simulate.world import World
+
+LOOK = 3600.0
+"""How often the nodes of failed jobs and of events are looked at, in seconds."""
+SAMPLE = 2 * DAY
+"""How often all nodes are, for the calibration."""
+REARM = 0.5
+AGAIN = 14 * DAY
+"""A node that was flagged is flagged again after it fell below this share of the threshold, or after this time."""
+
+
+class Judge(Protocol):
+    """What is watched; slurm_gpuhealth.correlate.engine.Correlator is one."""
+
+    def event(self, event: Event) -> None: ...
+    def attempt(self, attempt: Attempt) -> Verdict | None: ...
+    def suspicion(self, node: str, time: float) -> Suspicion: ...
+    def suspicions(self, time: float, above: float = 0.05) -> list[Suspicion]: ...
+    def rescored(self) -> list[Verdict]: ...
+
+
+class Watched(NamedTuple):
+    first: dict[tuple[int, int], Verdict]
+    last: dict[tuple[int, int], Verdict]
+    """As judged at once, and after all that came later."""
+    rises: dict[str, list[tuple[float, float]]]
+    """Node → (time, p_lemon), when something had happened to it."""
+    sampled: list[tuple[float, str, float]]
+    """p_lemon, node, time: of all nodes."""
+    rungs: list[tuple[float, str, str, bool]]
+    """Time, node, the rung that was new for it, whether there was hard evidence."""
+
+    def flags(self, threshold: float) -> Iterator[tuple[float, str]]:
+        for node, rises in self.rises.items():
+            flagged = -math.inf
+            for when, p in rises:
+                if p > threshold and when > flagged + AGAIN:
+                    flagged = when
+                    yield when, node
+                elif p < threshold * REARM:
+                    flagged = -math.inf
+
+
+def watch(world: World, judge: Judge) -> Watched:
+    seen = Watched({}, {}, defaultdict(list), [], [])
+    touched: set[str] = set()
+    due: dict[str, str] = {}
+    look, sample = EPOCH + LOOK, EPOCH + SAMPLE
+    for when, item in world.stream:
+        while when >= look:
+            _look(judge, seen, touched, due, look, round((look - EPOCH) / LOOK) % 6 == 0)
+            look += LOOK
+        if when >= sample:
+            seen.sampled.extend((judge.suspicion(node, when).p_lemon, node, when) for node in _nodes(world))
+            sample += SAMPLE
+        if isinstance(item, Event):
+            judge.event(item)
+            touched.add(item.node)
+            continue
+        verdict = judge.attempt(item)
+        if verdict:
+            touched.update(item.nodes)
+            seen.first.setdefault((item.job, item.attempt), verdict)
+            seen.last[item.job, item.attempt] = verdict
+    _look(judge, seen, touched, due, look, True)
+    return seen
+
+
+def _nodes(world: World) -> Iterator[str]:
+    for nodes in world.leaves.values():
+        yield from nodes
+
+
+def _look(judge: Judge, seen: Watched, touched: set[str], due: dict[str, str], when: float, fleet: bool) -> None:
+    for verdict in judge.rescored():
+        seen.last[verdict.job, verdict.attempt] = verdict
+    for node in touched:
+        seen.rises[node].append((when, judge.suspicion(node, when).p_lemon))
+    if fleet:  # four times a day: which rungs are due, and what has decayed
+        now = {}
+        for one in judge.suspicions(when, 0.02):
+            if one.node not in touched:
+                seen.rises[one.node].append((when, one.p_lemon))
+            now[one.node] = one.rung
+            if one.rung and due.get(one.node) != one.rung:
+                seen.rungs.append((when, one.node, one.rung, bool(one.hard or "fail" in one.last_test)))
+        due.clear()
+        due.update(now)
+    touched.clear()
