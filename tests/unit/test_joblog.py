@@ -216,16 +216,18 @@ def test_the_users_other_groups_count_too(monkeypatch, on, journal, home, classi
     assert read(on, journal, path).cause.text == "Error"
 
 
-def test_the_groups_are_those_of_the_user_whose_uid_it_is():
+def test_the_groups_are_those_of_the_user_whose_uid_it_is(monkeypatch):
+    monkeypatch.setattr(os, "getgrouplist", lambda user, gid: [gid, 4711])
     assert rights.groups_of("root", GAMES.pw_uid, GAMES.pw_gid) == [GAMES.pw_gid]
     assert rights.groups_of("no such user", 12345, 678) == [678]
-    assert GAMES.pw_gid in rights.groups_of("games", GAMES.pw_uid, GAMES.pw_gid)
+    assert rights.groups_of("games", GAMES.pw_uid, GAMES.pw_gid) == [GAMES.pw_gid, 4711]
 
 
 @ROOT
 @pytest.mark.parametrize("ids", [{"uid": 0}, {"uid": None}, {"gid": None}])
-def test_roots_jobs_and_nobodys_are_not_read(on, journal, home, classifier, ids):
+def test_roots_jobs_and_nobodys_are_not_read(on, journal, home, classifier, ids, capsys):
     assert read(on, journal, put(home / "log", "Error\n"), **ids) is None
+    assert said(capsys) == ""
 
 
 def inside(settings, journal, home, classifier, look):
@@ -348,8 +350,9 @@ def test_nothing_is_imported_with_the_users_rights(monkeypatch, on, journal, hom
         drop(*ids)
 
     monkeypatch.setattr(os, "setresuid", drop_and_close)
+    monkeypatch.delitem(sys.modules, "_strptime", raising=False)
     mark = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO JOB REQUEUE ***\n"
-    text = "old\n" + mark + TRACEBACK
+    text = "ValueError: old\n" + mark + TRACEBACK
     jobs.started(journal, job(restart=1), [], time.time() - 10)
     jobs.ended(journal, job(restart=1), "exit 1", time.time())
     reading = read(on, journal, put(home / "log", text), restart=1)
