@@ -12,7 +12,7 @@ import resource
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 NO_NEW_PRIVS, DUMPABLE = 38, 4
 """prctl's numbers. Not dumpable: other processes of the same user can neither trace it nor read its memory."""
@@ -64,7 +64,12 @@ def limit(seconds: int, memory: int, descriptors: int = 16) -> None:
 def _prove(uid: int, gid: int, groups: Sequence[int]) -> None:
     if (os.getresuid(), os.getresgid()) != ((uid,) * 3, (gid,) * 3) or set(os.getgroups()) != set(groups):
         raise NotDropped(f"still {os.getresuid()}, {os.getresgid()}, {os.getgroups()}")
-    for back in (lambda: os.setresuid(-1, 0, -1), lambda: os.setuid(0), lambda: os.setgroups([0])):
+    ways: tuple[Callable[[], None], ...] = (
+        lambda: os.setresuid(-1, 0, -1),
+        lambda: os.setuid(0),
+        lambda: os.setgroups([0]),
+    )
+    for back in ways:
         try:
             back()
         except PermissionError:
