@@ -116,7 +116,7 @@ class _Files(_Taking):
         with reading(self.engine) as db:
             rows = db.execute(select(schema.file))
             self.known = {(row.node, row.first): (row.position, row.lines) for row in rows}
-        seen = set()
+        seen, unread = set(), set()
         for name in names:
             try:
                 seen.add(self._file(name))
@@ -124,9 +124,9 @@ class _Files(_Taking):
                 continue  # renamed or taken in by another since it was listed
             except OSError as error:
                 self.trouble.append(f"{name}: {error.strerror}")
+                unread.add(node_of(name))
         self._flush()
-        if not self.trouble and set(self.known) - seen:
-            self._forget([key for key in self.known if key not in seen])
+        self._forget([key for key in self.known if key not in seen and key[0] not in unread])
         return self.counts()
 
     def _file(self, name: str) -> tuple[str, str]:
@@ -190,6 +190,8 @@ class _Files(_Taking):
     def _forget(self, gone: list[tuple[str, str]]) -> None:
         """Files that are not there any more."""
         table = schema.file
+        if not gone:
+            return
         with self.engine.begin() as db:
             for node, first in gone:
                 db.execute(delete(table).where(table.c.node == node, table.c.first == first))

@@ -75,7 +75,7 @@ def _some(settings: Settings, journal: Journal, node: str, deadline: float) -> b
     records, last = _waiting(journal)
     if not last:
         return False
-    gpus = [[gpu["uuid"], gpu["index"], gpu["pci"], gpu.get("serial")] for gpu in journal.get("gpus", [])]
+    gpus = [[gpu["uuid"], gpu.get("index"), gpu.get("pci"), gpu.get("serial")] for gpu in journal.get("gpus", [])]
     head: Record = {"kind": "ship", "seq": last, "dropped": shipped.get("dropped")}
     if gpus != shipped.get("gpus"):
         head["gpus"] = gpus

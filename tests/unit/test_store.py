@@ -129,6 +129,7 @@ def test_a_file_that_was_renamed_is_gone_on_with_and_removed_when_it_is_taken_in
     assert (taken.rows, taken.files) == (3, 2)
     assert [row.id for row in rows(store)] == [1, 2, 3]
     assert [path.name for path in folder.iterdir()] == ["n1.jsonl"]
+    (folder / "n9.jsonl").mkdir()  # what can't be read keeps nothing else from being forgotten
     take(store, shared)
     assert len(rows(store, schema.file)) == 1
 
