@@ -54,6 +54,12 @@ def once(settings: Settings, now: float, act: bool = True) -> Done:
     except control.SlurmError as error:
         trouble.append(f"{error}; the next run asks again")
     verdicts, again, suspects = judge(engine, settings, leaves, now)
+    with engine.begin() as db:
+        due = now - float(judged.get_cursor(db, "pruned") or 0) > 86400
+        if due:
+            judged.put_cursor(db, "pruned", str(now))
+    if due:
+        query.prune(engine, now - settings.store.keep)
     if act:
         actions.after(actions.Act(settings, engine, now), [*verdicts, *again], suspects)
     return Done(taken.rows, attempts, len(verdicts), len(again), len(suspects), tuple(trouble))
