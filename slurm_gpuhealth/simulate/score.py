@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.simulate.cases import Case
 
 OURS = "ours"
-THRESHOLDS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+THRESHOLDS = (0.01, 0.02, 0.03, *(step / 20 for step in range(1, 20)))
 POLICIES = (*RIVALS, OURS)
 ONE_OFF = 14 * DAY
 """A flag this long after a true fault of a good node is a one-off: a test was right, a repair is not."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -20,9 +19,8 @@ LOOK = 3600.0
 """How often the nodes of failed jobs and of events are looked at, in seconds."""
 SAMPLE = 2 * DAY
 """How often all nodes are, for the calibration."""
-REARM = 0.5
-AGAIN = 14 * DAY
-"""A node that was flagged is flagged again after it fell below this share of the threshold, or after this time."""
+RISEN = 1.5
+"""A node that was flagged is flagged again when new evidence has raised its odds by this since they were lowest."""
 
 
 class Judge(Protocol):
@@ -48,13 +46,13 @@ class Watched(NamedTuple):
 
     def flags(self, threshold: float) -> Iterator[tuple[float, str]]:
         for node, rises in self.rises.items():
-            flagged = -math.inf
+            lowest = 0.0
             for when, p in rises:
-                if p > threshold and when > flagged + AGAIN:
-                    flagged = when
+                odds = p / max(1e-9, 1 - p)
+                if p > threshold and odds > RISEN * lowest:
+                    lowest = odds
                     yield when, node
-                elif p < threshold * REARM:
-                    flagged = -math.inf
+                lowest = min(lowest, odds)
 
 
 def watch(world: World, judge: Judge) -> Watched:
