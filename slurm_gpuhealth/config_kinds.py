@@ -199,7 +199,6 @@ CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
     ("Suspicion", "leaf_window"): _between(1, DAY, "1s to 1d"),
     ("Suspicion", "leaf_alarm"): _between(1e-9, 1, "above 0, at most 1"),
     ("Suspicion", "seen_by_xid"): _between(0.01, 0.99, "0.01 to 0.99"),
-    ("Suspicion", "background"): _between(1e-9, 1, "above 0, at most 1"),
     ("Suspicion", "benign"): _between(1e-9, 10, "events a day, above 0"),
     ("Suspicion", "named"): _between(0.01, 0.99, "0.01 to 0.99"),
     ("Suspicion", "most"): _between(2, 1e9, "2 or more"),

@@ -260,13 +260,14 @@ class Suspicion:
     incident: Seconds = 600.0
     storm: Seconds = 3600.0
     same_user: Seconds = 259200.0
+    spared: Seconds = 600.0
     log_hardware: tuple[Number, ...] = (0.25, 0.004, 0.01, 0.01, 0.004)
     log_application: tuple[Number, ...] = (0.02, 0.75, 0.01, 0.03, 0.02)
-    log_communication: tuple[Number, ...] = (0.45, 0.13, 0.88, 0.3, 0.1)
+    log_communication: tuple[Number, ...] = (0.45, 0.13, 0.88, 0.3, 0.3)
     log_infrastructure: tuple[Number, ...] = (0.01, 0.01, 0.05, 0.5, 0.02)
     log_user: tuple[Number, ...] = (0.01, 0.01, 0.01, 0.02, 0.6)
     log_memory: tuple[Number, ...] = (0.01, 0.04, 0.005, 0.08, 0.02)
-    log_crash: tuple[Number, ...] = (0.1, 0.05, 0.01, 0.02, 0.02)
+    log_crash: tuple[Number, ...] = (0.1, 0.05, 0.01, 0.02, 0.1)
     log_numeric: tuple[Number, ...] = (0.01, 0.04, 0.002, 0.002, 0.002)
     log_thermal: tuple[Number, ...] = (0.02, 0.001, 0.001, 0.001, 0.001)
     log_nothing: tuple[Number, ...] = (0.3, 0.12, 0.1, 0.15, 0.3)
@@ -281,7 +282,6 @@ class Suspicion:
     leaf_window: Seconds = 900.0
     leaf_alarm: Number = 0.01
     seen_by_xid: Number = 0.5
-    background: Number = 0.0002
     benign: Number = 0.002
     named: Number = 0.8
     most: Number = 200.0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from slurm_gpuhealth.correlate import fleet, suspects, suspicion
 from slurm_gpuhealth.correlate.state import (
+    COMPLETED,
     EVENTS,
     RECORDS,
     SEEN,
@@ -27,22 +28,24 @@ from slurm_gpuhealth.correlate.state import (
     Record,
     State,
 )
-from slurm_gpuhealth.correlate.verdict import LEAST, STATES, Judged, Leaves, judge
-from slurm_gpuhealth.correlate.weights import DAY, grid, growth, kind_of, plain, weigh
+from slurm_gpuhealth.correlate.verdict import LEAST, STATES, Judged, Leaves, failing, judge
+from slurm_gpuhealth.correlate.weights import DAY, grid, growth, kind_of, plain, same_gpu, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from slurm_gpuhealth import settings as settings_module
-    from slurm_gpuhealth.correlate.model import Attempt, Event, Reading, Suspicion, Verdict
+    from slurm_gpuhealth.correlate.model import Attempt, Event, GpuName, Reading, Suspicion, Verdict
 
 __all__ = ["AppState", "Case", "Correlator", "FleetState", "NodeState", "State"]
 
 OPEN = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "RESIZING", "STAGE_OUT", "SIGNALING", "STOPPED")
 CHANGED = 0.1  # a verdict whose confidence moves by less is not told again
+OFTEN = 1.5  # an application that turns out to fail so much more often, or less, has its last failures judged again
 RISE = 2.0  # a node whose hazard has changed by this factor has its attempts judged again
 SAME = 60.0  # seconds within which one event on one GPU is told once
 PRINTS = 8
+HOPELESS = 0.002  # the nodes' share of the blame that not even a proven lemon, 200 times as bad, would raise to a half
 
 
 class Correlator:
@@ -102,6 +105,7 @@ class Correlator:
             return
         if not _keep(node, event, kind, strength, self.settings.horizon):
             return
+        _spared(node, self.settings.spared)
         node.touched()
         self.state.fleet.events += kind == "hard"
         again = [
@@ -149,6 +153,7 @@ class Correlator:
         runs, mean = self.settings.runs, self.settings.failing
         expected = (app.failed + runs * mean * unit) / (app.runs + runs * unit) * unit
         get, gpus = self.state.nodes.get, attempt.gpus
+        fine = attempt.state == "COMPLETED" and end - attempt.start > self.settings.spared
         for one in attempt.nodes:
             node = get(one) or self._node(one)
             if end <= node.repaired:
@@ -163,6 +168,14 @@ class Correlator:
                 node.exposure += days
                 node.starts += unit
             node.failing += expected
+            if fine:
+                self._spare(node, attempt, gpus.get(one) if gpus else None)
+
+    def _spare(self, node: NodeState, attempt: Attempt, gpus: tuple[GpuName, ...] | None) -> None:
+        node.completed.append((attempt.start, attempt.end, gpus))
+        del node.completed[:-COMPLETED]
+        if node.events and _spared(node, self.settings.spared):
+            node.touched()
 
     def _judge(self, case: Case, key: str, fresh: bool = False) -> Verdict:
         """Judge a case and put its say in the place of its old one."""
@@ -171,6 +184,7 @@ class Correlator:
         if case.attempt.state not in STATES:
             self._learn(case, judged.own, unit, fresh)
         case.cause, case.confidence, case.node = judged.verdict.cause, judged.verdict.confidence, judged.verdict.node
+        case.blame = judged.verdict.masses["node"]
         for name in case.attempt.nodes:
             node = self._node(name)
             if case.attempt.end > node.repaired:
@@ -194,7 +208,7 @@ class Correlator:
             weights = None
         attempt = case.attempt
         old = node.records.get(key)
-        blame = judged.verdict.responsible.get(name, 0.0) if weights else 0.0
+        blame = round(judged.verdict.responsible.get(name, 0.0), 5) if weights else 0.0
         hard = name in judged.hard
         node.records[key] = Record(
             attempt.start,
@@ -212,7 +226,7 @@ class Correlator:
         item = suspicion.item_of(node.records[key], key)
         if (old and old.weights) or (item and node._tally and not node._tally.add(item)):
             node.touched()
-        if old is None and len(node.records) > RECORDS // 2:
+        if old is None and len(node.records) > node._limit:
             _prune(node, attempt.end, self.settings.horizon)
 
     def _again(self, key: str, home: str) -> None:
@@ -230,9 +244,19 @@ class Correlator:
         """What a new failure changes for earlier ones: of its nodes, of its leaf switches."""
         for name in case.attempt.nodes:
             record = self.state.nodes[name].records.get(key)
-            if record and record.weights and max(record.weights) > 0.2:
+            if record and (record.blame > 0.01 or record.hard):
                 self._ripple(name, case.attempt.end)
-        if case.attempt.state in STATES or not fleet.unexplained(case):
+        if case.attempt.state in STATES:
+            return
+        app = self.state.applications[case.application]
+        rate = failing(case, self.state, self.settings)
+        if not 1 / OFTEN < rate / (app.judged or self.settings.failing) < OFTEN:
+            app.judged = rate
+            for other, home, *_ in app.prints:
+                record = self._record_of(other, home)
+                if other != key and record and (record.blame > 0.02 or record.hard):
+                    self._again(other, home)
+        if not fleet.unexplained(case):
             return
         for leaf in {self.leaves.of[node] for node in case.attempt.nodes if node in self.leaves.of}:
             chance, others = fleet.co_failing(
@@ -243,6 +267,10 @@ class Correlator:
                 for other in others:
                     if other != key:
                         self._again(other, homes[other])
+
+    def _record_of(self, key: str, home: str) -> Record | None:
+        node = self.state.nodes.get(home)
+        return node.records.get(key) if node else None
 
     def _ripple(self, name: str, time: float) -> None:
         """A node that has become a suspect, or no longer is one: what it was acquitted of is looked at again."""
@@ -260,8 +288,6 @@ class Correlator:
                 self._again(key, record.home)
 
     def _remember_print(self, case: Case, key: str) -> None:
-        if not case.fingerprint:
-            return
         app, attempt = self.state.applications[case.application], case.attempt
         app.prints.append(
             [key, attempt.nodes[0], case.fingerprint, case.rank, case.iteration, list(attempt.nodes[:64])]
@@ -316,18 +342,37 @@ def _keep(node: NodeState, event: Event, kind: str, strength: float, horizon: fl
     return True
 
 
+def _spared(node: NodeState, least: float) -> bool:
+    """Note the events that did no harm: a job of their GPU went on, and completed. True where there is a new one."""
+    found = False
+    for place, one in enumerate(node.events):
+        if one.kind != "hard" or one.spared:
+            continue
+        for start, end, gpus in node.completed:
+            if start <= one.time <= end - least and same_gpu(one.gpu, gpus) is not False:
+                node.events[place] = one._replace(spared=True)
+                found = True
+                break
+    return found
+
+
 def _prune(node: NodeState, time: float, horizon: float) -> None:
-    """Forget attempts that say nothing and are too old for an event to come late; then the oldest."""
+    """Forget attempts that say nothing and are too old for an event to come late; then the lightest and oldest."""
     kept = {key: one for key, one in node.records.items() if one.end > time - (2 * horizon if one.weights else SHORT)}
     if len(kept) > RECORDS:
-        light = sorted(kept, key=lambda key: (bool(kept[key].weights), kept[key].end))
+        light = sorted(kept, key=lambda key: (kept[key].hard or kept[key].blame > HOPELESS, kept[key].end))
         kept = {key: kept[key] for key in light[-RECORDS:]}
     if any(one.weights for key, one in node.records.items() if key not in kept):
         node.touched()
     node.records = kept
-    node.cases = {key: case for key, case in node.cases.items() if key in kept or len(case.attempt.nodes) > 1}
-    if len(node.cases) > 2 * RECORDS:
+    node.cases = {
+        key: case
+        for key, case in node.cases.items()
+        if case.attempt.end > time - (horizon if case.blame > HOPELESS else SHORT)
+    }
+    if len(node.cases) > RECORDS:
         node.cases = dict(list(node.cases.items())[-RECORDS:])
+    node._limit = max(32, len(kept) + 16)
 
 
 def _case(attempt: Attempt, name: str) -> Case:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # A key is told from a user's text by its quotes: within a JSON string they have a backslash before them.
 TIME = {key: re.compile(rb'(?<!\\)"%s"\s*:\s*(-?\d[\d.eE+-]*)' % key.encode()) for key in ("end", "time")}
-WHO = re.compile(rb'(?<!\\)"(?:job|attempt)"\s*:\s*(\d+)')
 LONGEST = 64 << 20
 
 
@@ -39,6 +38,7 @@ class Index(NamedTuple):
     times: array[float]
     offsets: array[int]
     lines: array[int]
+    sorted: bool
 
 
 def run(jobs: str, events: str, correlator: Correlator, every: float | None = None) -> Iterator[Verdict | Suspicion]:
@@ -114,7 +114,8 @@ def _in_order(path: str, key: str, read: Callable[[Any], T]) -> Iterator[tuple[f
     try:
         with open(path, "rb", buffering=1 << 20) as file:
             index = _index(file, path, key)
-            place = -1
+        with open(path, "rb", buffering=1 << (20 if index.sorted else 14)) as file:
+            place = 0
             for one in index.order:
                 if index.offsets[one] != place:
                     file.seek(index.offsets[one])
@@ -135,17 +136,16 @@ def _index(file: BinaryIO, path: str, key: str) -> Index:
         if line.strip():
             found = find(line)
             time = float(found[1]) if found else _time(line, path, number, key)
-            who = WHO.findall(line) if key == "end" else ()
             sorts = sorts and (not times or time > times[-1])
             times.append(time)
             offsets.append(offset)
             lines.append(number)
-            rank.append((int(who[0]) << 12 | int(who[1]) & 4095) & (1 << 62) - 1 if len(who) == 2 else zlib.crc32(line))
+            rank.append(zlib.crc32(line))
         offset += len(line)
     order = list(range(len(times)))
     if not sorts:
         order.sort(key=lambda one: (times[one], rank[one]))
-    return Index(order, times, offsets, lines)
+    return Index(order, times, offsets, lines, sorts)
 
 
 def _time(line: bytes, path: str, number: int, key: str) -> float:

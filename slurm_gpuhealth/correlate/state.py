@@ -5,7 +5,7 @@ It grows with nodes and applications; what is kept of single jobs and events is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from slurm_gpuhealth.correlate.model import Attempt
@@ -19,33 +19,22 @@ if TYPE_CHECKING:
     """Logarithms, one a level of the grid; level 0 is 0."""
 
 T = TypeVar("T", bound="Kept")
-SEEN = 256  # keys of attempts, at the first node of each: what is delivered twice comes again soon
-RECORDS = 128
-EVENTS = 256
+SEEN = 128  # keys of attempts, at the first node of each: what is delivered twice comes again soon
+RECORDS = 64
+EVENTS = 128
+COMPLETED = 4
 SHORT = 2 * 86400.0  # how long an attempt without weight may still be judged again by an event that comes late
 
 
 class Kept:
-    """JSON of a dataclass: its fields by name, but not what begins with `_`."""
+    """A dataclass whose JSON is the list of its fields, without those that begin with `_`: there are many of them."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            one.name: _plain(getattr(self, one.name))
-            for one in fields(self)  # type: ignore[arg-type]
-            if not one.name.startswith("_")
-        }
+    def to_json(self) -> list[Any]:
+        return [getattr(self, name) for name in self.__dict__ if name[0] != "_"]
 
     @classmethod
-    def from_json(cls: type[T], data: dict[str, Any]) -> T:
-        return cls(**data)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Kept):
-        return value.to_json()
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+    def from_json(cls: type[T], data: list[Any]) -> T:
+        return cls(*data)
 
 
 class Incident(NamedTuple):
@@ -57,6 +46,8 @@ class Incident(NamedTuple):
     kind: str
     strength: float
     code: str
+    spared: bool = False
+    """A job that held the GPU went on for `settings.spared` and completed: it was not so bad."""
 
 
 @dataclass
@@ -78,15 +69,16 @@ class Case(Kept):
     node: str | None = None
     own: float = 0.0
     """Its application's share of the blame, which stands in `AppState.failed`."""
+    blame: float = 0.0
+    """Its nodes' share."""
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Case:
-        row = list(data["attempt"])
-        for place in (11, 12):  # nodes, gpus
-            if isinstance(row[place], list):
-                row[place] = tuple(row[place])
-        row[12] = {node: tuple(gpus) for node, gpus in row[12].items()} if row[12] else None
-        return cls(**{**data, "attempt": Attempt(*row), "hosts": tuple(data["hosts"])})
+    def from_json(cls, data: list[Any]) -> Case:
+        case = cls(*data)
+        attempt = Attempt(*data[0])
+        gpus = {node: tuple(one) for node, one in attempt.gpus.items()} if attempt.gpus else None
+        case.attempt, case.hosts = attempt._replace(nodes=tuple(attempt.nodes), gpus=gpus), tuple(case.hosts)
+        return case
 
 
 @dataclass
@@ -109,8 +101,10 @@ class Record(Kept):
     """Its log does not say that the program failed."""
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Record:
-        return cls(**{**data, "weights": data["weights"] and tuple(data["weights"])})
+    def from_json(cls, data: list[Any]) -> Record:
+        record = cls(*data)
+        record.weights = tuple(record.weights) if record.weights else None
+        return record
 
 
 @dataclass
@@ -130,10 +124,14 @@ class NodeState(Kept):
     seen: dict[str, float] = field(default_factory=dict)
     """Attempt → its end: those whose first node this is."""
     events: list[Incident] = field(default_factory=list)
+    completed: list[tuple[float, float, Any]] = field(default_factory=list)
+    """Start, end and GPUs of the last jobs that completed."""
     tests: dict[str, tuple[float, bool]] = field(default_factory=dict)
     """Run level → when last, and whether passed."""
     records: dict[str, Record] = field(default_factory=dict)
     cases: dict[str, Case] = field(default_factory=dict)
+    _limit: int = 32
+    """Records at which the node is tidied up next."""
     _tally: Any = None
     """suspicion.Tally of the evidence."""
 
@@ -141,17 +139,22 @@ class NodeState(Kept):
         """Its evidence has changed."""
         self._tally = None
 
+    def to_json(self) -> list[Any]:
+        *row, records, cases = super().to_json()
+        return [
+            *row,
+            {key: one.to_json() for key, one in records.items()},
+            {key: one.to_json() for key, one in cases.items()},
+        ]
+
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> NodeState:
-        return cls(
-            **{
-                **data,
-                "events": [Incident(*one) for one in data["events"]],
-                "tests": {level: tuple(one) for level, one in data["tests"].items()},
-                "records": {key: Record.from_json(one) for key, one in data["records"].items()},
-                "cases": {key: Case.from_json(one) for key, one in data["cases"].items()},
-            }
-        )
+    def from_json(cls, data: list[Any]) -> NodeState:
+        node = cls(*data)
+        node.events = [Incident(*one) for one in node.events]
+        node.tests = {level: (when, passed) for level, (when, passed) in node.tests.items()}
+        node.records = {key: Record.from_json(one) for key, one in node.records.items()}  # type: ignore[arg-type]
+        node.cases = {key: Case.from_json(one) for key, one in node.cases.items()}  # type: ignore[arg-type]
+        return node
 
 
 @dataclass
@@ -163,6 +166,8 @@ class AppState(Kept):
     """Sum of its own share of the blame: a lemon does not raise it."""
     prints: list[Any] = field(default_factory=list)
     """Its last failures: [case, home, fingerprint, rank, iteration, nodes]."""
+    judged: float = 0.0
+    """How often it fails by itself, as those were last judged."""
 
 
 @dataclass

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.correlate.weights import Grid
     from slurm_gpuhealth.settings import Suspicion
 
+HARMLESS = 0.15  # what is left of a hard event through which a job went on, and completed
 REPEATED = 7 * DAY  # a contained error is harmless, the third on a GPU within a week is not
 
 
@@ -110,8 +111,9 @@ def tally_of(node: NodeState, grid: Grid, s: Suspicion, without: Without | None 
     """What the node's evidence comes to. Kept at the node, and built anew when something else than new was added."""
     if without and without.key not in node.records and not incidents_in(node, without.start, without.end):
         without = None
-    if without is None and node._tally is not None:
-        return node._tally
+    known: Tally | None = node._tally
+    if without is None and known is not None:
+        return known
     tally = Tally(grid, s)
     for item in sorted(_items(node, grid, without), key=lambda one: (one.end, one.what)):
         tally.add(item)
@@ -214,13 +216,13 @@ def _items(node: NodeState, grid: Grid, without: Without | None) -> Iterator[Ite
             continue
         if without and event.time <= without.end and event.until >= without.start:
             continue
-        strength = event.strength
+        strength = event.strength * (HARMLESS if event.spared else 1.0)
         if event.kind != "hard":
             earlier = weak.setdefault(f"{event.gpu}", [])
             earlier[:] = [one for one in earlier if event.time - one < REPEATED]
             earlier += [event.time] if not earlier or event.time - earlier[-1] > 3600 else []
             strength = max(strength, 0.7) if len(earlier) >= 3 else strength
-        hard = event.kind == "hard" or strength >= 0.7
+        hard = strength >= 0.7
         yield Item(None, event.time, tuple(strength * one for one in grid.seen), "", hard, event.gpu, event.code)
 
 

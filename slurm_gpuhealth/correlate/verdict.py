@@ -199,8 +199,10 @@ def _sign(case: Case, node: str, state: State, s: Suspicion) -> Sign | None:
         own = same_gpu(event.gpu, held)
         ratio = 1.0
         if event.kind == "hard":
-            background = s.background + s.benign * (days + (s.before + s.after) / DAY)
-            ratio = FOREIGN if own is False else max(2.0, event.strength * s.seen_by_xid / background)
+            # How long the job ran says nothing here: the event was as likely to come by chance in that time as by
+            # a failure; what counts is how many such events are harmless.
+            harmless = s.benign * max(days, 1 / 1440)
+            ratio = FOREIGN if own is False else max(2.0, event.strength * s.seen_by_xid / harmless)
         elif event.kind in ("weak", "link") and own is not False:
             ratio = CONTAINED if event.strength >= 0.1 else 1.5
         elif event.kind == "application" and own is not False:
@@ -270,7 +272,7 @@ def _weights(rest: float, like: Weights, s: Suspicion) -> Weights:
     if base <= 0:
         return tuple(0.0 for _ in like)
     most = math.log(s.most)
-    return tuple(min(most, math.log((rest + one) / base)) for one in like)
+    return tuple(round(min(most, math.log((rest + one) / base)), 4) for one in like)
 
 
 def _verdict(case: Case, masses: Mapping[str, float], blame: Mapping[str, float], signs: Mapping[str, Sign]) -> Verdict:
