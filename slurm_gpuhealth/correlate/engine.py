@@ -9,6 +9,7 @@ event has one place at its node, and an attempt's old say is taken out before th
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -42,7 +43,7 @@ __all__ = ["AppState", "Case", "Correlator", "FleetState", "NodeState", "State"]
 OPEN = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "RESIZING", "STAGE_OUT", "SIGNALING", "STOPPED")
 CHANGED = 0.1  # a verdict whose confidence moves by less is not told again
 OFTEN = 1.5  # an application that turns out to fail so much more often, or less, has its last failures judged again
-RISE = 2.0  # a node whose hazard has changed by this factor has its attempts judged again
+RISE = 2.0  # a node whose odds of being bad change by this factor has its attempts judged again
 SAME = 60.0  # seconds within which one event on one GPU is told once
 PRINTS = 8
 HOPELESS = 0.002  # the nodes' share of the blame that not even a proven lemon, 200 times as bad, would raise to a half
@@ -81,7 +82,10 @@ class Correlator:
             return None  # so long ago that it is forgotten
         case = _case(attempt, name)
         if again:
-            case.own = home.cases[key].own
+            before = home.cases[key]
+            case.own = before.own
+            if _same_evidence(case, before):
+                return judge(before, key, self.state, self.leaves, self.settings, self.explained).verdict
         home.cases[key] = case
         if not again and attempt.state not in STATES:
             under = {self.leaves.of[node] for node in attempt.nodes if node in self.leaves.of}
@@ -149,6 +153,7 @@ class Correlator:
         app.runs += unit
         all_of = self.state.fleet
         all_of.runs += unit
+        all_of.last = max(all_of.last, end)
         all_of.exposure += days * len(attempt.nodes)
         runs, mean = self.settings.runs, self.settings.failing
         expected = (app.failed + runs * mean * unit) / (app.runs + runs * unit) * unit
@@ -275,13 +280,12 @@ class Correlator:
     def _ripple(self, name: str, time: float) -> None:
         """A node that has become a suspect, or no longer is one: what it was acquitted of is looked at again."""
         node = self.state.nodes[name]
-        found = suspicion.levels(node, time, self.grid, self.settings)
-        now = suspicion.hazard(found, self.grid)
-        then = node.judged or self.grid.hazard[0]
-        if (1 - found[0] < self.settings.l2 and then <= self.grid.hazard[0] * RISE) or 1 / RISE < now / then < RISE:
-            return
-        node.judged = now
+        good = suspicion.levels(node, time, self.grid, self.settings)[0]
+        now, then = _odds(1 - good), _odds(node.judged or 1 - math.exp(self.grid.prior[0]))
         times = now / then
+        if max(now, then) < _odds(self.settings.l2) or 1 / RISE < times < RISE:
+            return
+        node.judged = 1 - good
         for key, record in list(node.records.items()):
             blame = record.blame * times / (1 - record.blame + record.blame * times)
             if abs(blame - record.blame) > CHANGED / 2 and record.end > time - self.settings.horizon:
@@ -302,6 +306,11 @@ class Correlator:
         node.tests[level] = event.time, passed
         node.touched()
         self._ripple(event.node, event.time)
+
+
+def _odds(p: float) -> float:
+    """Bounded: beyond 50 to 1 nothing is judged another way."""
+    return min(50.0, max(0.02, p / max(1 - p, 1e-9)))
 
 
 def _close(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -391,6 +400,11 @@ def _case(attempt: Attempt, name: str) -> Case:
     return case
 
 
+def _same_evidence(case: Case, other: Case) -> bool:
+    names = ("attempt", "application", "kind", "hosts", "fingerprint", "rank", "iteration", "gpu")
+    return all(getattr(case, name) == getattr(other, name) for name in names)
+
+
 def hosts(reading: Reading, nodes: Iterable[str]) -> set[str]:
     """Those of the job's nodes that a log singles out: as written, with a domain, or by the name of an adapter."""
     short = {node.partition(".")[0].lower(): node for node in nodes}
@@ -414,10 +428,11 @@ def application(user: str, account: str, name: str, submit: str) -> str:
 def _half_life(state: State, half_life: float) -> None:
     """What is kept in units of EPOCH depends on the half-life: another one in the settings converts it."""
     old, state.fleet.half_life = state.fleet.half_life, half_life
-    if not old or old == half_life:
+    if not old or old == half_life or not state.fleet.last:
         return
     factor = growth(state.fleet.last, half_life) / growth(state.fleet.last, old)
     for node in (state.nodes[name] for name in list(state.nodes)):
+        node.touched()
         node.exposure, node.starts, node.failing = (one * factor for one in (node.exposure, node.starts, node.failing))
     for app in (state.applications[name] for name in list(state.applications)):
         app.runs, app.failed = app.runs * factor, app.failed * factor

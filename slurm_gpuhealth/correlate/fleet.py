@@ -37,9 +37,9 @@ def remember(fleet: FleetState, case: Case, key: str, leaves: Iterable[str], hal
         fleet.recent[:] = [one for one in fleet.recent if one[0] >= newest - RECENT][-MOST:]
     fleet.unexplained += growth(end, half_life)
     together = len(_users(fleet, end, SURGE, ()))
-    if end > fleet.last:
-        fleet.usual += (together - fleet.usual) * (1 - 2.0 ** (-(end - fleet.last) / WEEK)) if fleet.last else 0.0
-        fleet.last = end
+    if end > fleet.counted:
+        fleet.usual += (together - fleet.usual) * (1 - 2.0 ** (-(end - fleet.counted) / WEEK)) if fleet.counted else 0.0
+        fleet.counted = end
 
 
 def co_failing(

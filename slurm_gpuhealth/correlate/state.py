@@ -120,7 +120,7 @@ class NodeState(Kept):
     changed: dict[str, float] = field(default_factory=dict)
     """GPU → when it was replaced or reset, and its past forgotten."""
     judged: float = 0.0
-    """The hazard with which its cases were last judged."""
+    """Its suspicion when its cases were last judged."""
     seen: dict[str, float] = field(default_factory=dict)
     """Attempt → its end: those whose first node this is."""
     events: list[Incident] = field(default_factory=list)
@@ -187,6 +187,8 @@ class FleetState(Kept):
     """Unexplained failures of the last hours: [end, user, application, first node, leaves, case]."""
     usual: float = 0.0
     """How many users have such failures at once, on average over a week."""
+    counted: float = 0.0
+    """When that was."""
 
 
 @dataclass

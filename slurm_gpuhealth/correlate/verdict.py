@@ -67,7 +67,6 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, expl
     table = STATES.get(attempt.state)
     row = _row(case, state, s)
     causes = _priors(case, days, state, leaves, s)
-    echo = 1.0
     if table:
         causes = {cause: table[cause] for cause in COLUMNS[1:]}
     told = dict(zip(COLUMNS, row))
@@ -75,7 +74,7 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, expl
         causes[cause] *= told[cause] * (NODE_FAIL[cause] if attempt.state == "NODE_FAIL" else 1.0)
     again = _again(case, key, state)
     causes["application"] *= again
-    echo = told["application"] * again
+    echo = told["application"]
     signs = {node: sign for node in attempt.nodes if (sign := _sign(case, node, state, s))}
     known = state.fleet.events > 0
     shares: dict[str, float] = {}
@@ -135,8 +134,9 @@ def _row(case: Case, state: State, s: Suspicion) -> tuple[float, ...]:
     row = table[case.kind]
     kinds, shrink = state.fleet.kinds, 1.0 / growth(case.attempt.end, s.half_life)
     total = sum(one[1] for one in table.values())
-    seen = sum(kinds.values()) * shrink
-    learnt = (row[1] / total * s.log_runs + kinds.get(case.kind, 0.0) * shrink) / (s.log_runs + seen) * total
+    seen = max(0.0, sum(kinds.values()) * shrink - case.own)
+    like_it = max(0.0, kinds.get(case.kind, 0.0) * shrink - case.own)
+    learnt = (row[1] / total * s.log_runs + like_it) / (s.log_runs + seen) * total
     return (row[0], min(max(learnt, row[1] / 3), row[1] * 5, 1.0), *row[2:])
 
 
@@ -162,7 +162,8 @@ def failing(case: Case, state: State, s: Suspicion) -> float:
     """How often the application fails by itself: its own record, drawn to the fleet's; this attempt left out."""
     shrink = 1.0 / growth(case.attempt.end, s.half_life)
     all_of = state.fleet
-    mean = (all_of.failed * shrink + 50 * s.failing) / (all_of.runs * shrink + 50)
+    failed, runs = max(0.0, all_of.failed * shrink - case.own), max(0.0, all_of.runs * shrink - 1)
+    mean = (failed + 50 * s.failing) / (runs + 50)
     app = state.applications.get(case.application)
     if app is None:
         return max(s.least, mean)
@@ -181,7 +182,7 @@ def _again(case: Case, key: str, state: State) -> float:
         if other == key or fingerprint != case.fingerprint or not set(nodes).isdisjoint(case.attempt.nodes):
             continue
         if iteration is not None and iteration == case.iteration:
-            strongest = max(strongest, 22.0 if rank == case.rank else 12.0)  # e^3.1
+            strongest = max(strongest, 50.0 if rank == case.rank else 20.0)
         elif rank is not None and rank == case.rank and len(case.attempt.nodes) > 1:
             strongest = max(strongest, 4.0)
     return strongest

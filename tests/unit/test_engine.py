@@ -1,0 +1,320 @@
+"""The correlator as a whole: what must hold whatever the numbers are, and that its state survives being stored."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from slurm_gpuhealth.correlate.engine import AppState, Correlator, FleetState, NodeState, State
+from slurm_gpuhealth.correlate.model import Attempt, Event, Reading
+from slurm_gpuhealth.settings import Suspicion
+
+NOW = 1_760_000_000.0
+HOUR = 3600.0
+
+
+def attempt(job, user="ann", state="FAILED", nodes=("n1",), start=None, hours=1.0, name="train", **more):
+    start = NOW + job * HOUR if start is None else start
+    code = 0 if state == "COMPLETED" else 1
+    end = start + hours * HOUR
+    return Attempt(job, 0, user, "lab", name, None, state, code, 0, start, end, tuple(nodes), **more)
+
+
+def played(items, leaves=None):
+    correlator = Correlator(Suspicion(), leaves or {})
+    verdicts = {}
+    for one in items:
+        if isinstance(one, Event):
+            correlator.event(one)
+        elif verdict := correlator.attempt(one):
+            verdicts[verdict.job] = verdict
+        verdicts.update({verdict.job: verdict for verdict in correlator.rescored()})
+    return correlator, verdicts
+
+
+def history(seed=1, rename=str):
+    """Weeks of a small cluster, by time: jobs of many users, one bad node, hard events."""
+    rng = random.Random(seed)  # noqa: S311 - the same every time
+    items = []
+    for job in range(600):
+        size = rng.choice((1, 1, 1, 1, 2, 4))
+        first = rng.randrange(12)
+        nodes = [rename(f"n{(first + place) % 12}") for place in range(size)]
+        hours = rng.uniform(0.2, 12)
+        end = NOW + job * HOUR
+        bad = rename("n3") in nodes and rng.random() < 0.35
+        failed = bad or rng.random() < 0.1
+        kind = ("nothing" if bad else "application") if failed else None
+        state = "FAILED" if failed else "COMPLETED"
+        user = f"user{rng.randrange(9)}"
+        items.append(attempt(job, user, state, nodes, end - hours * HOUR, hours, f"app{job % 3}", log_class=kind))
+        if bad and rng.random() < 0.5:
+            items.append(Event(end - 20, rename("n3"), 2, "xid", "79"))
+    return sorted(items, key=lambda one: one.time if isinstance(one, Event) else one.end + 120)
+
+
+def levels(correlator, time=NOW + 700 * HOUR):
+    return {node: correlator.suspicion(node, time).p_lemon for node in correlator.state.nodes}
+
+
+class TestMetamorphic:
+    def test_other_names_of_nodes_change_nothing_but_names(self):
+        one, first = played(history())
+        other, second = played(history(rename=lambda name: f"rack7-{name}-x"))
+        assert {f"rack7-{name}-x": pytest.approx(p) for name, p in levels(one).items()} == levels(other)
+        assert {job: verdict.cause for job, verdict in first.items()} == {j: v.cause for j, v in second.items()}
+
+    @pytest.mark.parametrize("nodes", [40, 6, 1])
+    @pytest.mark.parametrize("kind", [None, "nothing", "application", "crash", "communication"])
+    def test_a_thousand_crashing_jobs_of_one_user_raise_no_node(self, nodes, kind):
+        jobs = [
+            attempt(job, "bob", nodes=[f"n{job % nodes}"], start=NOW + job * 1500, hours=0.3, log_class=kind)
+            for job in range(1000)
+        ]
+        correlator, verdicts = played(jobs)
+        assert max(levels(correlator, jobs[-1].end).values()) < 0.1
+        assert {verdict.cause for verdict in list(verdicts.values())[20:]} == {"application"}
+
+    @pytest.mark.parametrize("kind", [None, "nothing", "crash", "application", "communication"])
+    @pytest.mark.parametrize("hours", [0.05, 1.0, 8.0])
+    def test_the_same_failures_of_five_users_on_one_node_do(self, kind, hours):
+        jobs = [attempt(job, f"user{job}", start=NOW + job * 9 * HOUR, hours=hours, log_class=kind) for job in range(5)]
+        correlator, _ = played(jobs)
+        assert correlator.suspicion("n1", jobs[-1].end).p_lemon > 0.1
+
+    def test_the_same_nan_at_the_same_iteration_on_other_nodes_is_the_application(self):
+        reading = Reading("unknown", 0.5, "nothing", iteration=4711, rank=3, fingerprint="loss is nan|train.py:step|")
+        lemon = [
+            attempt(job, f"user{job}", nodes=["n1"], start=NOW + job * HOUR * 5, hours=4, log_class="nothing")
+            for job in range(8)
+        ]
+        first = attempt(50, "eve", nodes=["n7", "n8"], start=NOW + 50 * HOUR, reading=reading)
+        second = attempt(51, "eve", nodes=["n1", "n2"], start=NOW + 52 * HOUR, hours=6, reading=reading)
+        _, with_it = played([*lemon, first, second])
+        _, without = played([*lemon, first, second._replace(reading=reading._replace(iteration=12, rank=0))])
+        assert without[51].cause == "node"
+        assert with_it[51].cause == "application"
+
+    def test_a_repair_lowers_suspicion(self):
+        items = history()
+        correlator, _ = played(items)
+        end = NOW + 601 * HOUR
+        before = correlator.suspicion("n3", end).p_lemon
+        correlator.event(Event(end, "n3", None, "repair", "board"))
+        after = correlator.suspicion("n3", end + 1)
+        assert before > 0.9
+        assert after.p_lemon == pytest.approx(0.1, abs=0.01), "fresh from a repair it fails again sooner than others"
+        assert correlator.suspicion("n3", end + 20 * 86400).p_lemon < 0.05
+
+    def test_what_arrives_twice_changes_nothing(self):
+        once, first = played(history())
+        twice, second = played([one for one in history() for _ in range(2)])
+        assert levels(once) == pytest.approx(levels(twice))
+        assert {job: verdict.cause for job, verdict in first.items()} == {j: v.cause for j, v in second.items()}
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_what_arrives_hours_late_changes_little(self, seed):
+        items = history(seed)
+        late = random.Random(seed)  # noqa: S311 - the same every time
+        shuffled = sorted(
+            items, key=lambda one: (one.time if isinstance(one, Event) else one.end + 120) + late.uniform(0, 3 * HOUR)
+        )
+        one, first = played(items)
+        other, second = played(shuffled)
+        for node, p in levels(one).items():
+            assert levels(other)[node] == pytest.approx(p, abs=0.03), node
+        changed = [job for job, verdict in first.items() if verdict.cause != second[job].cause]
+        assert len(changed) <= len(first) * 0.02
+
+    def test_one_failure_of_64_nodes_raises_none_of_them(self):
+        for hours in (0.1, 6, 48, 200):
+            correlator, _ = played([attempt(1, nodes=[f"n{one}" for one in range(64)], hours=hours)])
+            assert max(levels(correlator, NOW + 300 * HOUR).values()) < 0.05
+
+
+class TestEvidence:
+    def test_a_hard_event_on_the_jobs_gpu_names_node_and_gpu(self):
+        job = attempt(
+            1, nodes=["n1", "n2"], gpus={"n1": ("GPU-a", "GPU-b"), "n2": ("GPU-c", "GPU-d")}, log_class="comm"
+        )
+        _, verdicts = played([Event(job.end - 5, "n2", "GPU-d", "xid", "79"), job])
+        assert (verdicts[1].cause, verdicts[1].node, verdicts[1].gpu) == ("node", "n2", "GPU-d")
+        assert verdicts[1].confidence > 0.7
+        assert any("xid 79 on GPU GPU-d" in term.text for term in verdicts[1].terms)
+
+    def test_a_hard_event_on_anothers_gpu_is_weak_for_the_job_and_counts_for_the_node(self):
+        job = attempt(1, gpus={"n1": ("GPU-a",)}, log_class="application")
+        correlator, verdicts = played([Event(job.end - 5, "n1", "GPU-z", "xid", "79"), job])
+        assert verdicts[1].cause == "application"
+        assert correlator.suspicion("n1", job.end).p_lemon > 0.2
+
+    def test_a_hard_event_that_comes_late_changes_the_verdict(self):
+        job = attempt(1, log_class="nothing", hours=2)
+        event = Event(job.end - 5, "n1", 0, "xid", "79")
+        correlator, verdicts = played([job])
+        assert verdicts[1].cause == "application"
+        correlator.event(event)
+        (again,) = correlator.rescored()
+        assert (again.job, again.cause, again.node) == (1, "node", "n1")
+        in_order, first = played([event, job])
+        assert again.confidence == pytest.approx(first[1].confidence)
+        assert levels(correlator) == pytest.approx(levels(in_order))
+        assert correlator.rescored() == []
+
+    def test_what_follows_from_another_event_is_no_evidence(self):
+        correlator, _ = played([Event(NOW + job, "n1", 0, "xid", code) for job, code in enumerate(("45", "154") * 50)])
+        assert "n1" not in correlator.state.nodes or correlator.suspicion("n1", NOW).p_lemon < 0.03
+
+    def test_drains_of_anybody_are_no_failures(self):
+        correlator, _ = played([Event(NOW + job, "n1", None, "drain", "Not responding", "fault") for job in range(50)])
+        assert levels(correlator) == {}
+
+    def test_a_storm_of_one_fault_is_one_incident(self):
+        one, _ = played([Event(NOW, "n1", 0, "xid", "79")])
+        storm, _ = played(
+            [Event(NOW + minute * 60, "n1", 0, "xid", code) for minute in range(60) for code in ("79", "48")]
+        )
+        assert storm.suspicion("n1", NOW + HOUR).p_lemon == pytest.approx(one.suspicion("n1", NOW).p_lemon, abs=0.05)
+
+    def test_a_hard_event_through_which_a_job_went_on_says_little(self):
+        event = Event(NOW + 2 * HOUR, "n1", 0, "xid", "79")
+        job = attempt(1, state="COMPLETED", start=NOW, hours=6, gpus={"n1": (0, 1)})
+        fine, _ = played([event, job])
+        late, _ = played([job, event])
+        elsewhere, _ = played([event, job._replace(gpus={"n1": (3,)})])
+        assert fine.suspicion("n1", job.end).p_lemon < 0.1 < elsewhere.suspicion("n1", job.end).p_lemon
+        assert levels(fine) == pytest.approx(levels(late))
+
+    def test_contained_errors_count_when_they_repeat_on_one_gpu(self):
+        once, _ = played([Event(NOW, "n1", 0, "xid", "94")])
+        thrice, _ = played([Event(NOW + day * 86400, "n1", 0, "xid", "94") for day in range(4)])
+        apart, _ = played([Event(NOW + day * 86400, "n1", day, "xid", "94") for day in range(4)])
+        assert once.suspicion("n1", NOW).p_lemon < 0.05
+        assert thrice.suspicion("n1", NOW + 4 * 86400).p_lemon > 0.3 > apart.suspicion("n1", NOW + 4 * 86400).p_lemon
+
+    def test_an_xid_of_programs_is_the_programs_unless_its_gpu_shows_it_to_another_user(self):
+        def run(users):
+            items = []
+            for job, user in enumerate(users):
+                one = attempt(job, user, hours=3, start=NOW + job * 4 * HOUR, log_class="crash")
+                items += [Event(one.end - 3, "n1", 5, "xid", "31"), one]
+            return played(items)
+
+        same, _ = run(["ann"] * 5)
+        others, verdicts = run(["ann", "bob", "eve", "dan", "joe"])
+        assert same.suspicion("n1", NOW + 20 * HOUR).p_lemon < 0.1
+        assert others.suspicion("n1", NOW + 20 * HOUR).p_lemon > 0.6
+        assert verdicts[4].cause == "node"
+
+    def test_a_failing_switch_is_the_fabric_and_no_node_is_blamed(self):
+        leaves = {f"leaf{leaf}": [f"n{16 * leaf + one}" for one in range(16)] for leaf in range(4)}
+        quiet = [
+            attempt(job, f"u{job % 20}", "COMPLETED", [f"n{job % 64}"], NOW + job * 60, 3.0) for job in range(2000)
+        ]
+        begin = quiet[-1].end
+        down = [
+            attempt(
+                5000 + job, f"v{job}", nodes=[f"n{2 * job}", f"n{2 * job + 1}"], start=begin, hours=5 + job / 60,
+                log_class="communication",
+            )
+            for job in range(6)
+        ]  # fmt: skip
+        _, verdicts = played([*quiet, *down], leaves)
+        assert {verdicts[one.job].cause for one in down} == {"fabric"}
+        correlator, alone = played([*quiet, *down], {})
+        assert "fabric" not in {alone[one.job].cause for one in down}, "without the topology nobody can tell"
+        assert max(levels(correlator, begin + 9 * HOUR).values()) < 0.3
+
+    def test_a_bad_image_everywhere_condemns_no_node(self):
+        quiet = [
+            attempt(job, f"u{job % 40}", "COMPLETED", [f"n{job % 64}"], NOW + job * 60, 3.0) for job in range(3000)
+        ]
+        begin = quiet[-1].end
+        wave = [
+            attempt(5000 + job, f"u{job % 40}", nodes=[f"n{job % 64}"], start=begin + job * 40, hours=0.05)
+            for job in range(640)
+        ]
+        correlator, _ = played([*quiet, *wave])
+        assert max(levels(correlator, wave[-1].end).values()) < 0.3
+        assert all(one.rung in ("", "L2") for one in correlator.suspicions(wave[-1].end))
+
+    def test_a_silent_crash_is_the_applications_until_its_node_is_a_suspect(self):
+        items = [
+            attempt(job, f"user{job}", hours=4, start=NOW + job * 5 * HOUR, log_class="nothing") for job in range(8)
+        ]
+        correlator = Correlator(Suspicion())
+        first = correlator.attempt(items[0])
+        assert first.cause == "application"
+        assert "no evidence against the node so far" in first.advice
+        for one in items[1:]:
+            correlator.attempt(one)
+        again = {verdict.job: verdict for verdict in correlator.rescored()}
+        assert (again[0].cause, again[0].node) == ("node", "n1")
+
+    def test_a_host_that_the_log_singles_out_counts_however_its_name_is_written(self):
+        nodes = [f"gpu{one:02d}" for one in range(16)]
+        reading = Reading(kind="communication", hosts=("GPU07-ib0.cluster.example.org",))
+        _, verdicts = played([attempt(1, nodes=nodes, hours=12, reading=reading)])
+        assert max(verdicts[1].responsible, key=verdicts[1].responsible.get) == "gpu07"
+
+
+class TestState:
+    def test_it_survives_json_and_goes_on_the_same(self):
+        items = history()
+        whole, _ = played(items)
+        half, _ = played(items[:300])
+        state = State(
+            {
+                name: NodeState.from_json(json.loads(json.dumps(one.to_json())))
+                for name, one in half.state.nodes.items()
+            },
+            {
+                n: AppState.from_json(json.loads(json.dumps(one.to_json())))
+                for n, one in half.state.applications.items()
+            },
+            FleetState.from_json(json.loads(json.dumps(half.state.fleet.to_json()))),
+        )
+        rest = Correlator(Suspicion(), {}, state)
+        for one in items[300:]:
+            rest.event(one) if isinstance(one, Event) else rest.attempt(one)
+        assert levels(rest) == pytest.approx(levels(whole), abs=1e-3)
+
+    def test_it_grows_with_nodes_and_applications_and_not_with_jobs(self):
+        correlator = Correlator(Suspicion())
+        sizes = []
+        for job in range(4000):
+            one = attempt(
+                job, f"u{job % 5}", "FAILED" if job % 3 else "COMPLETED", [f"n{job % 4}"], log_class="nothing"
+            )
+            correlator.attempt(one)
+            if job % 50 == 0:
+                correlator.event(Event(one.end - 1, f"n{job % 4}", job % 8, "xid", str(13 + job % 3)))
+            if job in (1999, 3999):
+                sizes.append(sum(len(json.dumps(node.to_json())) for node in correlator.state.nodes.values()))
+        assert sizes[1] < 1.1 * sizes[0]
+
+    def test_another_half_life_in_the_settings_keeps_what_is_known(self):
+        one, _ = played(history())
+        from slurm_gpuhealth.frozen import replace
+
+        settings = replace(Suspicion(), half_life=14 * 86400.0)
+        other = Correlator(settings, {}, one.state)
+        found = other.suspicion("n3", NOW + 600 * HOUR)
+        assert found.p_lemon > 0.8
+        assert 0 < found.expected < 1
+
+
+class TestHostile:
+    def test_odd_attempts_are_taken(self):
+        correlator = Correlator(Suspicion())
+        assert correlator.attempt(attempt(1, nodes=())) is None
+        assert correlator.attempt(attempt(2, state="RUNNING")) is None
+        assert correlator.attempt(attempt(3, hours=-5)) is not None
+        assert correlator.attempt(attempt(4, hours=24 * 400)) is not None
+        assert correlator.attempt(attempt(5, state="SOMETHING_NEW", user="\0\n'", name="x" * 9999)) is not None
+        assert correlator.attempt(attempt(6, gpus={"other": (1,)}, log_class="\ud800")) is not None
+        correlator.event(Event(NOW, "n1", "GPU-x", "xid", "not a number"))
+        correlator.event(Event(NOW, "n1", None, "test", "x", detail={"level": "deep", "passed": "yes"}))
+        assert correlator.suspicions(NOW) is not None
