@@ -18,8 +18,26 @@ from tests.fakes import node as fakes
 from tests.lab import BIN, LABS, Lab, fresh
 
 GOOD = "echo training on GPUs $SLURM_JOB_GPUS of $SLURMD_NODENAME; sleep 1; echo loss 0.42"
-BUG = "echo 'RuntimeError: shapes (8, 128) and (64, 8) do not match' >&2; exit 1"
+BUG = """
+python3 - <<'END'
+def forward(batch):
+    raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({batch}x128 and 64x8)")
+forward(8)
+END
+"""
+DIES = "sleep 5; echo 'RuntimeError: CUDA error: uncorrectable ECC error encountered' >&2; exit 1"
 LONG = "echo restart ${SLURM_RESTART_COUNT:-0} on $SLURMD_NODENAME; sleep 1; echo done"
+CORRELATOR = """
+[store]
+url = "file://{lab}/shared"
+database = "{lab}/controller/cluster.db"
+[joblog]
+enabled = true
+[accounting]
+first = "1d"
+[correlate]
+settle = "0s"
+"""
 NODES = ("sinfo", "-N", "-p", "gpu", "-o", "%N %t %E")
 
 
@@ -66,6 +84,8 @@ Stop it:              {bin}/python -m tests.demo stop {lab}"""
 def story(lab: Lab) -> None:
     say("A real Slurm cluster on loopback: slurmctld, slurmdbd, MariaDB, munge, 4 slurmd, 8 simulated H100s each")
     lab.start()
+    (lab.lab / "shared").mkdir()
+    lab.configure(CORRELATOR.format(lab=lab.lab))
     for node in lab.names:
         lab.until_checked(node)
         faster(lab, node)
@@ -106,8 +126,11 @@ def story(lab: Lab) -> None:
     reason = lab.reason("n2")
     print(f"n2$ gpuhealth why '{reason}'\n{lab.gpuhealth('n2', 'why', reason).rstrip()}", flush=True)
 
-    say("5. GPU 1 of n3 has a memory row to be replaced: n3 resets it, tests it, and comes back")
-    lab.inject("n3", "row-remap-pending", "--gpu", 1)
+    say("5. Memory of GPU 1 of n3 fails under a job: the job dies, n3 resets the GPU, tests it, and comes back")
+    died = lab.submit(DIES, gres="gpu:8", nodelist="n3", job_name="train")
+    lab.wait(died, "RUNNING")
+    lab.inject("n3", "xid", 48, "--gpu", 1)
+    lab.wait(died, "FAILED")
     print(lab.until_reason("n3", "gpuhealth:"))
     until(lambda: lab.state("n3") == "IDLE" and "reset pass" in lab.node("n3"), "n3 back in service", 90)
     print("n3 is back:", lab.node("n3").partition(" Extra=")[2].strip())
@@ -119,6 +142,18 @@ def story(lab: Lab) -> None:
 
     say("7. Nothing else was disturbed")
     show(lab, *NODES)
+
+    say("8. What did the failed jobs die of, and which nodes are lemons?")
+    until(lambda: explained(lab).count(" FAILED ") == 2, "verdicts on both")
+    for job in (bug, died):
+        print(f"$ gpuhealth explain {job}\n{lab.gpuhealth('n1', 'explain', str(job))}")
+    print(f"$ gpuhealth lemons\n{lab.gpuhealth('n1', 'lemons').rstrip()}", flush=True)
+
+
+def explained(lab: Lab) -> str:
+    """`gpuhealth jobs`, up to date."""
+    lab.gpuhealth("n1", "correlate")
+    return lab.gpuhealth("n1", "jobs")
 
 
 def faster(lab: Lab, node: str) -> None:

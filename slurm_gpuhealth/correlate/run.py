@@ -105,11 +105,14 @@ def _attempts(db: sql.Connection, until: float) -> Iterator[Attempt]:
 
     An attempt that was judged and is REQUEUED since keeps its verdict: it is our own requeue, or its user's.
     """
-    table, verdict = schema.attempt, schema.verdict
+    table, verdict, other = schema.attempt, schema.verdict, schema.attempt.alias()
+    # A job without GPUs says nothing of them; where accounting counts no GPUs at all (AccountingStorageTRES), all count.
+    some = sql.exists(sql.select(other).where(other.c.gpu_seconds > 0).correlate(None))
     known = sql.exists().where(*(verdict.c[name] == table.c[name] for name in ("cluster", "job", "attempt")))
     rows = db.execute(
         sql.select(table)
         .where(*_unfed(until), ~sql.and_(table.c.state == "REQUEUED", known))
+        .where(sql.or_(table.c.gpu_seconds > 0, table.c.end == table.c.start, ~some))
         .order_by(table.c.end, table.c.job, table.c.attempt)
     )
     return accounting.join(db, map(accounting.attempt_of, rows.mappings()))

@@ -126,3 +126,12 @@ def test_runs_one_job_at_a_time_say_what_one_run_over_all_says(given, engine, tm
 
     assert said(engine) == said(whole)
     assert len(said(engine)) == 12
+
+
+def test_jobs_without_gpus_say_nothing_of_a_node_where_accounting_counts_gpus(given, engine):
+    add(engine, schema.attempt, **ATTEMPT)
+    add(engine, schema.attempt, **{**ATTEMPT, "job": 8, "gpu_seconds": 0.0})
+    add(
+        engine, schema.attempt, **{**ATTEMPT, "job": 9, "gpu_seconds": 0.0, "start": ATTEMPT["end"]}
+    )  # too short to tell
+    assert sorted(one.job for one in run.judge(engine, given, {}, NOW)[0]) == [7, 9]
