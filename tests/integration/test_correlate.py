@@ -1,0 +1,160 @@
+"""The correlator on real Slurm: real jobs of two users, accounting on MariaDB, and each died of what we say."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from tests.daemons import until
+from tests.lab import Lab, fresh
+
+MORE = """
+[store]
+url = "file://{lab}/shared"
+database = "{lab}/controller/cluster.db"
+[joblog]
+enabled = true
+[accounting]
+first = "1d"
+[correlate]
+settle = "0s"
+"""
+BUG = """
+python3 - <<'END'
+def forward(batch):
+    return batch["labels"]
+forward({})
+END
+"""
+OTHER = "news"
+"""The second user."""
+
+
+@pytest.fixture(scope="module")
+def lab():
+    with Lab(
+        fresh("correlate"), nodes=5, gpus=8, floor=3, poll="10s", health_interval=3, extra="SlurmdTimeout=15"
+    ) as lab:
+        (lab.lab / "shared").mkdir()
+        lab.configure(MORE.format(lab=lab.lab))
+        lab.run("sacctmgr", "-i", "add", "user", OTHER, "Account=lab")
+        for node in lab.names:
+            lab.until_checked(node)
+        yield lab
+
+
+def correlate(lab, **more):
+    """One run, with other settings in [correlate]."""
+    extra = "".join(f"{key} = {json.dumps(value)}\n" for key, value in more.items())
+    lab.configure(MORE.format(lab=lab.lab) + extra)
+    said = lab.gpuhealth("n5", "correlate", "--wait", "--json").splitlines()
+    return json.loads(next(line for line in said if line.startswith("{")))
+
+
+def verdict(lab, job, attempt=-1, **more):
+    """The verdict on the job, once the store has the attempt."""
+
+    def judged():
+        correlate(lab, **more)
+        lines = lab.gpuhealth("n5", "explain", "--json", str(job), check=False).splitlines()
+        rows = [json.loads(line) for line in lines if line.startswith("{")]
+        return rows and rows[attempt]["verdict"]
+
+    return until(judged, f"a verdict on job {job}", 60)
+
+
+def lemons(lab):
+    return {row["node"]: row for row in map(json.loads, lab.gpuhealth("n5", "lemons", "--json").splitlines())}
+
+
+def ended(lab, job, states="FAILED"):
+    lab.wait(job, states)
+    return job
+
+
+def test_a_bug_follows_its_user_over_the_nodes_and_the_nodes_are_left_alone(lab):
+    jobs = [lab.submit(BUG, gres="gpu:1", nodelist=node, job_name="train-1") for node in ("n1", "n2", "n3", "n4")]
+    for job in jobs:
+        ended(lab, job)
+    found = [verdict(lab, job) for job in jobs]
+    assert {one["cause"] for one in found} == {"application"}
+    assert lemons(lab) == {}
+    said = lab.gpuhealth("n5", "explain", str(jobs[0]))
+    assert "It died of the application" in said
+    assert "KeyError: 'labels'" in said
+
+
+def test_a_bad_node_that_kills_the_jobs_of_both_users_is_found_tested_and_the_others_untouched(lab):
+    jobs = []
+    for user in ("games", OTHER):
+        job = lab.submit("sleep 8; exit 1", user=user, gres="gpu:8", nodelist="n2", job_name=f"{user}-run")
+        lab.wait(job, "RUNNING")
+        lab.inject("n2", "xid", 119, "--gpu", 3)
+        jobs.append(ended(lab, job))
+        until(lambda: "DRAIN" in lab.state("n2"), "our drain")
+        time.sleep(7)
+        lab.run("scontrol", "update", "NodeName=n2", "State=RESUME", check=False)
+    found = [verdict(lab, job, comment=True) for job in jobs]
+    assert [(one["cause"], one["node"]) for one in found] == [("node", "n2")] * 2
+    correlate(lab, rungs="enforce")
+    assert set(lemons(lab)) == {"n2"}
+    assert [name for name in lab.names if "DRAIN" in lab.state(name)] in (["n2"], [])
+    said = lab.run("sacct", "-X", "-n", "-P", "-j", str(jobs[1]), "-o", "AdminComment")
+    assert said.startswith("gpuhealth: node n2")
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "states", "cause"),
+    [
+        ("sleep 60", {"time": "00:00:10"}, "TIMEOUT", "user"),
+        ("sleep 60", {}, "CANCELLED", "user"),
+    ],
+)
+def test_what_slurm_or_the_user_ended_is_nobodys_fault(lab, script, options, states, cause):
+    job = lab.submit(script, gres="gpu:1", nodelist="n3", **options)
+    lab.wait(job, "RUNNING")
+    if states == "CANCELLED":
+        lab.run("scancel", str(job))
+    ended(lab, job, states) if states == "CANCELLED" else lab.wait(job, states, 150)
+    assert verdict(lab, job)["cause"] == cause
+
+
+def test_of_a_job_on_two_nodes_one_died_and_the_job_succeeds_elsewhere(lab):
+    """The slurmd of n5 is killed: Slurm ends the job as NODE_FAIL and puts it back into the queue."""
+    job = lab.submit("sleep 25", gres="gpu:1", nodes=2, nodelist="n4,n5", requeue=True)
+    lab.wait(job, "RUNNING")
+    lab.stop_node("n5", signal.SIGKILL)
+    try:
+        until(lambda: "DOWN" in lab.state("n5"), "n5 down", 120)
+        lab.run("scontrol", "update", f"JobId={job}", "ReqNodeList=", "NumNodes=1", check=False)
+        lab.wait(job, "COMPLETED", 120)
+    finally:
+        lab.start_node("n5")
+        until(lambda: lab.run("scontrol", "update", "NodeName=n5", "State=RESUME", check=False) == "", "resumed")
+    found = verdict(lab, job, 0)
+    assert (found["cause"], found["node"]) == ("node", "n5")
+    assert [row["node"] for row in lemons(lab).values() if row["rung"] and row["node"] == "n4"] == []
+
+
+def test_a_job_that_died_of_its_node_is_put_back_and_ends_well_elsewhere(lab):
+    job = lab.submit(
+        "test $SLURM_RESTART_COUNT && exit 0; sleep 6; exit 1", gres="gpu:8", nodes=1, exclude="n2,n3,n4,n5"
+    )
+    lab.wait(job, "RUNNING")
+    lab.inject("n1", "xid", 79, "--gpu", 5)
+    ended(lab, job)
+    lab.run("scontrol", "update", f"JobId={job}", "ExcNodeList=", check=False)
+
+    def requeued():
+        correlate(lab, requeue=True)
+        return lab.job(job)["JobState"] != "FAILED"
+
+    until(requeued, "the requeue", 60)
+    lab.run("scontrol", "update", f"JobId={job}", "ExcNodeList=n1", check=False)
+    lab.wait(job, "COMPLETED", 60)
+    assert verdict(lab, job, 0)["cause"] == "node"
+    said = lab.gpuhealth("n5", "explain", str(job))
+    assert "attempt 1 of 2" in said
+    assert "requeue: requeued" in said
+    assert "It ended well." in said

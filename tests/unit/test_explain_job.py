@@ -1,0 +1,110 @@
+"""gpuhealth explain JOBID: what an admin reads, and who may read a log's lines."""
+
+import json
+
+import pytest
+import sqlalchemy as sql
+from click.testing import CliRunner
+
+from slurm_gpuhealth.child import Completed
+from slurm_gpuhealth.commands import explain_job
+from slurm_gpuhealth.commands.gpuhealth import main
+from slurm_gpuhealth.correlate.model import Term, Verdict
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.settings import Store
+from slurm_gpuhealth.store import judged, schema
+from slurm_gpuhealth.store.open import open_store
+
+END = 1_795_220_000.0
+ATTEMPT = {
+    **{
+        "cluster": "lab",
+        "job": 7,
+        "attempt": 0,
+        "user": "alice",
+        "account": "lab",
+        "partition": "gpu",
+        "name": "train",
+    },
+    **{"state": "FAILED", "exit_code": 1, "signal": 0, "start": END - 7200, "end": END, "nodes": '["n1", "n2"]'},
+    **{"submit": "", "gpu_seconds": 7200.0},
+}
+READING = {"cause": {"line": 12, "text": "KeyError: 'x\x1b[1m'"}, "collateral": [{"line": 13, "text": "secret"}]}
+DIED = Verdict(
+    *(7, 0, "node", 0.95, "n1", "GPU-3"),
+    terms=(
+        Term("n1 fails once a year", {"node": -6.0}),
+        Term("Xid 79 on n1", {"node": -0.1, "application": -5.0}),
+        Term("its log blames the program", {"node": -3.0, "application": -0.2}),
+    ),
+    advice="requeue it as it is",
+)
+
+
+@pytest.fixture
+def ask(settings, tmp_path, monkeypatch):
+    """Run `gpuhealth explain ...` over a store with one job, of two attempts; `who` asks through sudo."""
+    given = replace(settings, store=Store(database=str(tmp_path / "store/cluster.db")))
+    monkeypatch.setattr(explain_job.common, "settings_of", lambda _: given)
+    with open_store(given).begin() as db:
+        db.execute(sql.insert(schema.attempt).values(**ATTEMPT, reading=json.dumps(READING)))
+        db.execute(
+            sql.insert(schema.attempt).values(**{**ATTEMPT, "attempt": 1, "state": "COMPLETED", "nodes": '["n9"]'})
+        )
+        db.execute(sql.insert(schema.gpu).values(node="n1", uuid="GPU-3", gpu=3, first=1.0, last=2.0, taken=1))
+        judged.keep_verdict(db, DIED, END)
+        row = {
+            "time": END,
+            "kind": "requeue",
+            "job": 7,
+            "attempt": 0,
+            "node": "n1",
+            "detail": "{}",
+            "result": "requeued",
+        }
+        db.execute(sql.insert(schema.action).values(**row))
+
+    def run(*argv, who=None, level=b""):
+        monkeypatch.setattr(explain_job.child, "run", lambda *_, **__: Completed(0, level, b"", 0.0))
+        env = {"SUDO_USER": who, "GPUHEALTH_CONFIG": "/nowhere"}
+        return CliRunner().invoke(main, ["explain", *argv], env=env)
+
+    return run
+
+
+def test_each_attempt_is_told_with_what_speaks_for_and_against_and_what_was_done(ask):
+    said = ask("7").output
+    assert "Job 7, attempt 1 of 2 of alice, 'train': FAILED" in said
+    assert "It died of the node, n1 GPU3. Confidence high (0.95)." in said
+    assert said.index("for: Xid 79 on n1") < said.index("against: n1 fails once a year")
+    assert "requeue: requeued" in said
+    assert "What to do: requeue it as it is" in said
+    assert "attempt 2 of 2" in said
+    assert "It ended well." in said
+    assert "\x1b" not in said
+
+
+def test_a_job_that_is_not_known_is_said_with_the_reason(ask):
+    done = ask("8")
+    assert done.exit_code == 1
+    assert "job 8 is not in the store" in done.output
+
+
+@pytest.mark.parametrize(
+    ("who", "level", "may"),
+    [
+        (None, b"", True),
+        ("root", b"", True),
+        ("alice", b"", True),
+        ("bob", b"Administrator\n", True),
+        ("bob", b"Operator\n", True),
+        ("bob", b"None\n", False),
+        ("bob", b"", False),
+    ],
+)
+def test_a_logs_lines_are_for_its_user_and_for_operators(ask, who, level, may):
+    rows = [json.loads(line) for line in ask("7", "--json", who=who, level=level).output.splitlines()]
+    assert rows[0]["verdict"]["cause"] == "node"
+    assert ("KeyError" in json.dumps(rows)) is may
+    assert ("secret" in json.dumps(rows)) is may
+    assert ("KeyError" in ask("7", who=who, level=level).output) is may
