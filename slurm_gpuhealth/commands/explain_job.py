@@ -59,7 +59,10 @@ def _print(one: dict[str, Any], attempts: int) -> None:
             say(f"    {label:>7}: {sentence}")
     cited = (one["reading"] or {}).get("cause")
     if cited:
-        say(f"  Its log, line {cited['line']}: {cited['text']}")
+        where = f"line {cited['line']}" if cited["line"] else "after a part that was not read"
+        say(f"  Its log, {where}: {cited['text']}")
+    elif not one["reading"]:
+        say("  Its log was not read.")
     for action in one["actions"]:
         say(f"  Done {common.ago(time.time(), action['time'])}: {action['kind']}: {action['result']}")
     if verdict["advice"]:
