@@ -19,8 +19,6 @@ LOOK = 3600.0
 """How often the nodes of failed jobs and of events are looked at, in seconds."""
 SAMPLE = 2 * DAY
 """How often all nodes are, for the calibration."""
-RISEN = 1.5
-"""A node that was flagged is flagged again when new evidence has raised its odds by this since they were lowest."""
 
 
 class Judge(Protocol):
@@ -37,26 +35,35 @@ class Watched(NamedTuple):
     first: dict[tuple[int, int], Verdict]
     last: dict[tuple[int, int], Verdict]
     """As judged at once, and after all that came later."""
-    rises: dict[str, list[tuple[float, float]]]
-    """Node → (time, p_lemon), when something had happened to it."""
+    start: float
+    """p_lemon of a node of which nothing is known."""
+    looks: dict[str, list[tuple[float, float, bool]]]
+    """Node → (time, p_lemon, whether something had happened to it)."""
     sampled: list[tuple[float, str, float]]
     """p_lemon, node, time: of all nodes."""
     rungs: list[tuple[float, str, str, bool]]
     """Time, node, the rung that was new for it, whether there was hard evidence."""
 
     def flags(self, threshold: float) -> Iterator[tuple[float, str]]:
-        for node, rises in self.rises.items():
-            lowest = 0.0
-            for when, p in rises:
-                odds = p / max(1e-9, 1 - p)
-                if p > threshold and odds > RISEN * lowest:
+        """A node that was flagged starts anew, as with the rivals: from then on only what is new counts."""
+        for node, looks in self.looks.items():
+            lowest = 0.0  # since it was flagged
+            for when, p, touched in looks:
+                odds = _odds(p)
+                anew = _odds(self.start) * odds / lowest if lowest else odds
+                if touched and anew > _odds(threshold):
                     lowest = odds
                     yield when, node
-                lowest = min(lowest, odds)
+                elif lowest:
+                    lowest = min(lowest, odds)
+
+
+def _odds(p: float) -> float:
+    return max(1e-9, p) / max(1e-9, 1 - p)
 
 
 def watch(world: World, judge: Judge) -> Watched:
-    seen = Watched({}, {}, defaultdict(list), [], [])
+    seen = Watched({}, {}, judge.suspicion("", EPOCH).p_lemon, defaultdict(list), [], [])
     touched: set[str] = set()
     due: dict[str, str] = {}
     look, sample = EPOCH + LOOK, EPOCH + SAMPLE
@@ -89,12 +96,12 @@ def _look(judge: Judge, seen: Watched, touched: set[str], due: dict[str, str], w
     for verdict in judge.rescored():
         seen.last[verdict.job, verdict.attempt] = verdict
     for node in touched:
-        seen.rises[node].append((when, judge.suspicion(node, when).p_lemon))
+        seen.looks[node].append((when, judge.suspicion(node, when).p_lemon, True))
     if fleet:  # four times a day: which rungs are due, and what has decayed
         now = {}
         for one in judge.suspicions(when, 0.02):
             if one.node not in touched:
-                seen.rises[one.node].append((when, one.p_lemon))
+                seen.looks[one.node].append((when, one.p_lemon, False))
             now[one.node] = one.rung
             if one.rung and due.get(one.node) != one.rung:
                 seen.rungs.append((when, one.node, one.rung, bool(one.hard or "fail" in one.last_test)))
