@@ -251,8 +251,8 @@ class Suspicion:
     """Failures a day of allocated time, by level; the first is a good node's."""
     starts: tuple[Number, ...] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5)
     """Share of its jobs that a node of that level kills whatever they do. The last level's look like the program's."""
-    priors: tuple[Number, ...] = (0.9735, 0.01, 0.007, 0.005, 0.003, 0.001, 0.0005)
-    half_life: Seconds = 2419200.0
+    priors: tuple[Number, ...] = (0.984, 0.006, 0.0042, 0.003, 0.0018, 0.0006, 0.0004)
+    half_life: Seconds = 5184000.0
     horizon: Seconds = 2419200.0
     """How far back attempts are judged again."""
     before: Seconds = 60.0
@@ -288,7 +288,6 @@ class Suspicion:
     recall: tuple[Number, ...] = (0.1, 0.3, 0.5, 0.7)
     specificity: Number = 0.99
     repaired: Number = 0.1
-    repaired_for: Seconds = 1209600.0
     l2: Number = 0.1
     l3: Number = 0.3
     l4: Number = 0.6

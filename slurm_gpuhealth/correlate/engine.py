@@ -9,7 +9,6 @@ event has one place at its node, and an attempt's old say is taken out before th
 
 from __future__ import annotations
 
-import math
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -146,7 +145,8 @@ class Correlator:
         if len(home.seen) > SEEN:
             del home.seen[next(iter(home.seen))]
         unit = growth(end, self.settings.half_life)
-        days = max(0.0, end - attempt.start) / DAY * unit
+        raw = max(0.0, end - attempt.start) / DAY
+        days = raw * unit
         app = self.state.applications.get(name)
         if app is None:
             app = self.state.applications[name] = AppState()
@@ -168,11 +168,15 @@ class Correlator:
                 node.width = max(node.width, held)
                 share = held / node.width
                 node.exposure += days * share
-                node.starts += unit * share
+                node.days += raw * share
+                node.jobs += share
             else:
                 node.exposure += days
-                node.starts += unit
+                node.days += raw
+                node.jobs += 1
             node.failing += expected
+            if not node.since or attempt.start < node.since:
+                node.since = attempt.start
             if fine:
                 self._spare(node, attempt, gpus.get(one) if gpus else None)
 
@@ -225,6 +229,7 @@ class Correlator:
             blame,
             hard,
             fleet.unexplained(case),
+            *((old.days, old.jobs) if old else (round(node.days, 3), round(node.jobs, 3))),
         )
         if old and weights and old.weights and _close(old.weights, weights) and old.hard == hard:
             return  # what the node's evidence comes to stays as it is
@@ -281,7 +286,7 @@ class Correlator:
         """A node that has become a suspect, or no longer is one: what it was acquitted of is looked at again."""
         node = self.state.nodes[name]
         good = suspicion.levels(node, time, self.grid, self.settings)[0]
-        now, then = _odds(1 - good), _odds(node.judged or 1 - math.exp(self.grid.prior[0]))
+        now, then = _odds(1 - good), _odds(node.judged or 1 - self.grid.prior[0])
         times = now / then
         if max(now, then) < _odds(self.settings.l2) or 1 / RISE < times < RISE:
             return
@@ -321,11 +326,12 @@ def _repair(node: NodeState, event: Event) -> None:
     """What was repaired starts anew: the whole node, or one GPU (its slot's past stays)."""
     if event.gpu is not None:
         gpu = plain(event.gpu)
-        node.changed[gpu] = max(event.time, node.changed.get(gpu, 0.0))
-        node.changed = dict(sorted(node.changed.items(), key=lambda one: -one[1])[:16])
+        if event.time > node.changed.get(gpu, (0.0,))[0]:
+            node.changed[gpu] = event.time, node.days, node.jobs
+            node.changed = dict(sorted(node.changed.items(), key=lambda one: -one[1][0])[:16])
     elif event.time > node.repaired:
         node.repaired = event.time
-        node.exposure = node.starts = node.failing = node.judged = 0.0
+        node.exposure = node.days = node.jobs = node.failing = node.judged = 0.0
         node.records = {key: one for key, one in node.records.items() if one.end > event.time}
         node.events = [one for one in node.events if one.until > event.time]
         node.tests = {level: one for level, one in node.tests.items() if one[0] > event.time}
@@ -344,7 +350,7 @@ def _keep(node: NodeState, event: Event, kind: str, strength: float, horizon: fl
                 return False
             node.events[place] = one._replace(time=min(one.time, time), until=max(one.until, time))
             return True
-    node.events.append(Incident(time, time, event.gpu, kind, strength, code))
+    node.events.append(Incident(time, time, event.gpu, kind, strength, code, node.days, node.jobs))
     node.events.sort(key=lambda one: (one.time, one.code, str(one.gpu)))
     if len(node.events) > EVENTS or node.events[0].until < time - 2 * horizon:
         node.events[:] = [one for one in node.events if one.until >= time - 2 * horizon][-EVENTS:]
@@ -433,7 +439,7 @@ def _half_life(state: State, half_life: float) -> None:
     factor = growth(state.fleet.last, half_life) / growth(state.fleet.last, old)
     for node in (state.nodes[name] for name in list(state.nodes)):
         node.touched()
-        node.exposure, node.starts, node.failing = (one * factor for one in (node.exposure, node.starts, node.failing))
+        node.exposure, node.failing = node.exposure * factor, node.failing * factor
     for app in (state.applications[name] for name in list(state.applications)):
         app.runs, app.failed = app.runs * factor, app.failed * factor
     all_of = state.fleet

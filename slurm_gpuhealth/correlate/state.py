@@ -46,6 +46,9 @@ class Incident(NamedTuple):
     kind: str
     strength: float
     code: str
+    days: float = 0.0
+    jobs: float = 0.0
+    """The node's, at that time."""
     spared: bool = False
     """A job that held the GPU went on for `settings.spared` and completed: it was not so bad."""
 
@@ -99,6 +102,9 @@ class Record(Kept):
     """Tied to a hard event of this node, or Slurm itself names the node."""
     unexplained: bool = False
     """Its log does not say that the program failed."""
+    days: float = 0.0
+    jobs: float = 0.0
+    """The node's, at its end."""
 
     @classmethod
     def from_json(cls, data: list[Any]) -> Record:
@@ -111,14 +117,19 @@ class Record(Kept):
 class NodeState(Kept):
     exposure: float = 0.0
     """Days in jobs, decayed: in units of weights.EPOCH, as all that decays."""
-    starts: float = 0.0
+    days: float = 0.0
+    """The same, not decayed."""
+    jobs: float = 0.0
+    """So many it had, not decayed."""
+    since: float = 0.0
+    """When its first job started."""
     failing: float = 0.0
     """Failures that its jobs' own programs made one expect, decayed."""
     width: int = 1
     """GPUs, as far as jobs have shown."""
     repaired: float = 0.0
-    changed: dict[str, float] = field(default_factory=dict)
-    """GPU → when it was replaced or reset, and its past forgotten."""
+    changed: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    """GPU → when it was replaced, and its past forgotten; the node's days and jobs then."""
     judged: float = 0.0
     """Its suspicion when its cases were last judged."""
     seen: dict[str, float] = field(default_factory=dict)
@@ -151,6 +162,7 @@ class NodeState(Kept):
     def from_json(cls, data: list[Any]) -> NodeState:
         node = cls(*data)
         node.events = [Incident(*one) for one in node.events]
+        node.changed = {gpu: (when, days, jobs) for gpu, (when, days, jobs) in node.changed.items()}
         node.tests = {level: (when, passed) for level, (when, passed) in node.tests.items()}
         node.records = {key: Record.from_json(one) for key, one in node.records.items()}  # type: ignore[arg-type]
         node.cases = {key: Case.from_json(one) for key, one in node.cases.items()}  # type: ignore[arg-type]

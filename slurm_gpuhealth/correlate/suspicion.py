@@ -1,11 +1,15 @@
 """How likely a node is of each level: its evidence, taken together. Pure: from a node's state to numbers and sentences.
 
-    log weight of level i = prior_i - (hazard_i - hazard_0) * days in jobs + log(1 - start_i) * starts
-                            + sum over its incidents of log(likelihood at level i / at level 0)
+A node changes its level now and then (half are at their prior again after `half_life`), and from each level it fails at
+that level's rate. So the probabilities are carried forward from incident to incident, as in a hidden Markov model:
 
-All but the prior is halved every `half_life`. One failure of the node shows in many ways, an Xid, a job, another job:
-they are one incident, and its strongest evidence counts. What one user's jobs say again within days counts less and
-less: it is the word of other users that makes a node suspect.
+    between incidents   the level's own failures did not happen: exp(-hazard * days in jobs) * (1 - start) ^ jobs, and
+                        some nodes have become bad, or good again
+    an incident         times the likelihood of what was seen
+
+One failure of the node shows in many ways, an Xid, a job, another job: they are one incident, and its strongest
+evidence counts. What one user's jobs say again within days counts less and less: it is the word of other users that
+makes a node suspect.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_gpuhealth.correlate.weights import DAY, growth, plain
+from slurm_gpuhealth.correlate.weights import DAY, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,21 +56,10 @@ class Group(NamedTuple):
 
 def levels(node: NodeState, time: float, grid: Grid, s: Suspicion, without: Without | None = None) -> list[float]:
     """The probability of each level at `time`. `without`: a case, whose own evidence is left out."""
-    tally = tally_of(node, grid, s, without)
-    if tally.last and tally.last.until > time:
-        time = tally.last.until
-    shrink = 1.0 / growth(time, grid.half_life)
-    days, starts = node.exposure * shrink, node.starts * shrink
-    tested = _tests(node, time, grid, s) if node.tests else 0.0
-    logs = [
-        prior + survive * starts - worse * days + said * shrink + tested
-        for prior, survive, worse, said in zip(_prior(node, time, grid, s), grid.survive, grid.worse, tally.said())
-    ]
-    logs[0] -= tested
-    highest = max(logs)
-    weights = [math.exp(one - highest) for one in logs]
-    total = sum(weights)
-    return [one / total for one in weights]
+    found = tally_of(node, grid, s, without).at(time, node.days, node.jobs)
+    tested = math.exp(_tests(node, time, grid, s)) if node.tests else 1.0
+    total = found[0] + tested * sum(found[1:])
+    return [found[0] / total, *(tested * one / total for one in found[1:])]
 
 
 def hazard(found: list[float], grid: Grid) -> float:
@@ -74,15 +67,12 @@ def hazard(found: list[float], grid: Grid) -> float:
     return sum(weight * one for weight, one in zip(found, grid.hazard))
 
 
-def _prior(node: NodeState, time: float, grid: Grid, s: Suspicion) -> tuple[float, ...]:
+def _prior(node: NodeState, grid: Grid, s: Suspicion) -> list[float]:
     """A node fresh from a repair fails again sooner than others do: no prior of a good one."""
-    if not node.repaired and not node.changed:
-        return grid.prior
-    latest = max((node.repaired, *node.changed.values()))
-    if not 0 <= time - latest < s.repaired_for:
-        return grid.prior
-    more = math.log(s.repaired / (1 - math.exp(grid.prior[0])))
-    return (math.log(1 - s.repaired), *(one + more for one in grid.prior[1:]))
+    if not node.repaired:
+        return list(grid.prior)
+    more = s.repaired / (1 - grid.prior[0])
+    return [1 - s.repaired, *(one * more for one in grid.prior[1:])]
 
 
 def _tests(node: NodeState, time: float, grid: Grid, s: Suspicion) -> float:
@@ -114,8 +104,8 @@ def tally_of(node: NodeState, grid: Grid, s: Suspicion, without: Without | None 
     known: Tally | None = node._tally
     if without is None and known is not None:
         return known
-    tally = Tally(grid, s)
-    for item in sorted(_items(node, grid, without), key=lambda one: (one.end, one.what)):
+    tally = Tally(grid, s, _prior(node, grid, s), node.repaired or node.since)
+    for item in sorted(_items(node, grid, s, without), key=lambda one: (one.end, one.what)):
         tally.add(item)
     if without is None:
         node._tally = tally
@@ -132,25 +122,40 @@ class Item(NamedTuple):
     hard: bool
     gpu: GpuName | None
     what: str
+    days: float
+    """`NodeState.days` and `jobs` at that time."""
+    jobs: float
+
+
+class At(NamedTuple):
+    """The probabilities at a time."""
+
+    levels: list[float]
+    time: float
+    days: float
+    jobs: float
 
 
 class Tally:
-    """Evidence in the order of its time, added up by incident."""
+    """Evidence in the order of its time, incident by incident."""
 
-    def __init__(self, grid: Grid, s: Suspicion) -> None:
+    def __init__(self, grid: Grid, s: Suspicion, prior: list[float], since: float) -> None:
         self.grid, self.settings = grid, s
         self.closed: list[Group] = []
         self.last: Group | None = None
         self.load: dict[str, tuple[float, float]] = {}
-        self.sums = [0.0] * len(grid.prior)
-        self._said: list[float] | None = self.sums
+        self.before = At(prior, since, 0.0, 0.0)
+        """What was known without the last incident."""
+        self.known: At | None = self.before
+        """What is known with it; None: not worked out yet."""
 
     def add(self, item: Item) -> bool:
         """False where `item` is older than what was added before."""
         last = self.last
         if last and item.end < last.until:
             return False
-        self._said = None
+        before = self.now()
+        self.known = None
         if last and _same_incident(last, item, self.settings):
             stronger = max(item.weights) > max(last.weights)
             self.last = last._replace(
@@ -163,22 +168,39 @@ class Tally:
             )
             return True
         if last:
-            counted = self.counted()
-            self.closed.append(counted)
-            worth = counted.share * growth(counted.until, self.grid.half_life)
-            self.sums = [one + worth * more for one, more in zip(self.sums, counted.weights)]
+            self.closed.append(self.counted())
             if last.user and not last.hard:
                 self.load[last.user] = (last.time, self._load(last) + 1)
         self.last = Group(item.end, item.end, item.weights, 1.0, item.user, item.hard, item.gpu, item.what)
+        self.before = self._carried(before, item.end, item.days, item.jobs)
         return True
 
-    def said(self) -> list[float]:
-        """The log weight of each level, in units of EPOCH."""
-        if self._said is None:
-            counted = self.counted()
-            worth = counted.share * growth(counted.until, self.grid.half_life)
-            self._said = [one + worth * more for one, more in zip(self.sums, counted.weights)]
-        return self._said
+    def at(self, time: float, days: float, jobs: float) -> list[float]:
+        return self._carried(self.now(), time, days, jobs).levels
+
+    def now(self) -> At:
+        """After the last incident."""
+        if self.known is None:
+            counted, start = self.counted(), self.before
+            levels = [one * math.exp(counted.share * said) for one, said in zip(start.levels, counted.weights)]
+            total = sum(levels)
+            self.known = start._replace(levels=[one / total for one in levels], time=counted.until)
+        return self.known
+
+    def _carried(self, start: At, time: float, days: float, jobs: float) -> At:
+        """To a later time, through the days and jobs in between, in which nothing happened."""
+        g = self.grid
+        span = max(0.0, time - start.time) / g.half_life * math.log(2) if start.time else 0.0
+        more, runs = max(0.0, days - start.days), max(0.0, jobs - start.jobs)
+        if not span and not more and not runs:
+            return start
+        levels = []
+        for one, prior, worse, survive in zip(start.levels, g.prior, g.worse, g.survive):
+            rate = span + worse * more - survive * runs
+            gone = -math.expm1(-rate)
+            levels.append(one * (1 - gone) + (prior * span * gone / rate if rate else 0.0))
+        total = sum(levels)
+        return At([one / total for one in levels], max(time, start.time), max(days, start.days), max(jobs, start.jobs))
 
     def counted(self) -> Group:
         """The last incident, with the share that counts."""
@@ -202,10 +224,16 @@ def item_of(record: Record, key: str) -> Item | None:
     """What a failed attempt says of a node; None where that is nothing."""
     if not record.weights:
         return None
-    return Item(record.start, record.end, record.weights, record.user, record.hard, None, key)
+    return Item(
+        *(record.start, record.end, record.weights, record.user, record.hard, None, key), record.days, record.jobs
+    )
 
 
-def _items(node: NodeState, grid: Grid, without: Without | None) -> Iterator[Item]:
+def _items(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) -> Iterator[Item]:
+    for gpu, (when, days, jobs) in node.changed.items():
+        more = math.log(s.repaired / (1 - s.repaired) * grid.prior[0] / (1 - grid.prior[0]))
+        weights = (0.0, *(max(0.0, more) for _ in grid.prior[1:]))
+        yield Item(when, when, weights, "", False, gpu, "replaced", days, jobs)
     for key, record in node.records.items():
         item = item_of(record, key) if record.end > node.repaired and (not without or key != without.key) else None
         if item:
@@ -223,12 +251,13 @@ def _items(node: NodeState, grid: Grid, without: Without | None) -> Iterator[Ite
             earlier += [event.time] if not earlier or event.time - earlier[-1] > 3600 else []
             strength = max(strength, 0.7) if len(earlier) >= 3 else strength
         hard = strength >= 0.7
-        yield Item(None, event.time, tuple(strength * one for one in grid.seen), "", hard, event.gpu, event.code)
+        weights = tuple(strength * one for one in grid.seen)
+        yield Item(None, event.time, weights, "", hard, event.gpu, event.code, event.days, event.jobs)
 
 
 def forgotten(node: NodeState, gpu: GpuName | None) -> float:
     """Since when what is told of this GPU counts."""
-    return max(node.repaired, node.changed.get(plain(gpu), 0.0) if gpu is not None else 0.0)
+    return max(node.repaired, node.changed.get(plain(gpu), (0.0,))[0] if gpu is not None else 0.0)
 
 
 def incidents_in(node: NodeState, start: float, end: float) -> list[Incident]:

@@ -60,7 +60,6 @@ class Grid(NamedTuple):
     """The levels of a node, from good to broken: what `settings.Suspicion` says of each."""
 
     prior: Row
-    """Logarithms."""
     hazard: Row
     """Failures a day."""
     worse: Row
@@ -79,7 +78,7 @@ def grid(s: Suspicion) -> Grid:
     rates = [s.benign + s.seen_by_xid * hazard for hazard in s.hazards]
     total = sum(s.priors)
     return Grid(
-        tuple(math.log(one / total) for one in s.priors),
+        tuple(one / total for one in s.priors),
         tuple(s.hazards),
         tuple(one - s.hazards[0] for one in s.hazards),
         tuple(s.starts),
