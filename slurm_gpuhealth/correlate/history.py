@@ -115,12 +115,15 @@ def _in_order(path: str, key: str, read: Callable[[Any], T]) -> Iterator[tuple[f
         with open(path, "rb", buffering=1 << 20) as file:
             index = _index(file, path, key)
         with open(path, "rb", buffering=1 << (20 if index.sorted else 14)) as file:
-            place = 0
+            place, last = 0, b""
             for one in index.order:
                 if index.offsets[one] != place:
                     file.seek(index.offsets[one])
                 line = file.readline(LONGEST)
                 place = index.offsets[one] + len(line)
+                if line == last:  # the same again: equal lines are neighbours in this order
+                    continue
+                last = line
                 yield index.times[one], _read(line, path, index.lines[one], read)
     except OSError as error:
         raise HistoryError(f"{path}: {error.strerror}") from None

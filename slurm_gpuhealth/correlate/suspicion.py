@@ -217,7 +217,9 @@ def _same_incident(last: Group, item: Item, s: Suspicion) -> bool:
     """An event joins what came shortly before; a job that already ran then, what ended it, or what it has claimed."""
     if item.start is None:
         return item.end - last.until <= s.storm
-    return item.start - s.before <= last.until and (item.end - last.until <= s.incident or item.hard)
+    if item.hard:
+        return item.start - s.before <= last.until
+    return item.start < last.until and item.end - last.until <= s.incident
 
 
 def item_of(record: Record, key: str) -> Item | None:

@@ -1,0 +1,169 @@
+"""gpuhealth replay: its files in any order, what is wrong with them, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from click.testing import CliRunner
+
+from slurm_gpuhealth.commands.gpuhealth import main
+
+NOW = 1_760_000_000
+DAY = 86400
+
+
+@pytest.fixture(autouse=True)
+def no_configuration(monkeypatch):
+    monkeypatch.setattr("slurm_gpuhealth.config.DEFAULT_PATH", "/nonexistent/gpuhealth.toml")
+    monkeypatch.delenv("GPUHEALTH_CONFIG", raising=False)
+
+
+def rows():
+    """Jobs of nine users on eight nodes, of which n3 is bad, and its Xids."""
+    rng = random.Random(3)  # noqa: S311 - the same every time
+    jobs, events = [], []
+    for job in range(300):
+        node = f"n{job % 8}"
+        end = NOW + job * 9000
+        bad = node == "n3" and job % 3 == 0
+        failed = bad or rng.random() < 0.1
+        log = 'he wrote "end": 5, "job": 7 \\" "time": 9' if failed else None
+        jobs.append(
+            {
+                "job": job,
+                "attempt": 0,
+                "user": f"user{job % 9}",
+                "account": "lab",
+                "name": "train",
+                "array": None,
+                "state": "FAILED" if failed else "COMPLETED",
+                "exit_code": int(failed),
+                "signal": 0,
+                "start": end - 7200,
+                "end": end,
+                "nodes": [node],
+                "gpus": {node: ["GPU-1", "GPU-2"]},
+                "failed_node": None,
+                "log": log,
+                "log_class": "none" if bad else "application" if failed else None,
+            }
+        )
+        if bad:
+            events.append({"time": end - 4, "node": node, "gpu": "GPU-2", "source": "xid", "code": "79", "detail": {}})
+    return jobs, events
+
+
+@pytest.fixture
+def replay(tmp_path):
+    def run(jobs, events, *more):
+        for name, lines in (("JOBS.jsonl", jobs), ("EVENTS.jsonl", events)):
+            text = "".join(one if isinstance(one, str) else f"{json.dumps(one)}\n" for one in lines)
+            (tmp_path / name).write_text(text)
+        argv = ["replay", str(tmp_path / "JOBS.jsonl"), str(tmp_path / "EVENTS.jsonl"), *more]
+        return CliRunner().invoke(main, argv)
+
+    return run
+
+
+def printed(result):
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.output.splitlines()]
+
+
+def test_it_prints_verdicts_and_at_the_end_suspicions(replay):
+    jobs, events = rows()
+    out = printed(replay(jobs, events, "--json"))
+    verdicts = {one["job"]: one for one in out if "verdict" in one}
+    assert list(verdicts) == [one["job"] for one in jobs if one["state"] == "FAILED"]
+    assert set(verdicts[3]) == {"job", "attempt", "verdict", "confidence", "node", "gpu"}
+    assert (verdicts[3]["verdict"], verdicts[3]["node"], verdicts[3]["gpu"]) == ("node", "n3", "GPU-2")
+    (suspicion,) = [one for one in out if "p_lemon" in one]
+    assert set(suspicion) == {"node", "time", "p_lemon", "hazard_per_day", "observed", "expected", "rung"}
+    assert (suspicion["node"], suspicion["rung"]) == ("n3", "RMA")
+
+
+def test_the_order_of_the_files_does_not_matter(replay):
+    jobs, events = rows()
+    first = replay(jobs, events, "--json").output
+    mixed = random.Random(5)  # noqa: S311 - the same every time
+    mixed.shuffle(jobs)
+    mixed.shuffle(events)
+    assert replay(jobs, events, "--json").output == first
+
+
+def test_what_stands_there_twice_counts_once(replay):
+    jobs, events = rows()
+    assert replay(jobs * 2, events * 2, "--json").output == replay(jobs, events, "--json").output
+
+
+def test_suspicion_over_time(replay):
+    jobs, events = rows()
+    out = [one for one in printed(replay(jobs, events, "--json", "--every", str(DAY))) if "p_lemon" in one]
+    times = [one["time"] for one in out if one["node"] == "n3"]
+    assert len(times) > 20
+    assert {round(after - before) for before, after in zip(times, times[1:-1])} == {DAY}
+
+
+def test_a_verdict_that_later_evidence_changes_is_printed_once_and_changed(replay):
+    jobs = [
+        {**rows()[0][0], "job": one, "user": f"u{one}", "state": "FAILED", "log": None, "log_class": "none"}
+        | {"start": NOW + one * 20000, "end": NOW + one * 20000 + 15000}
+        for one in range(9)
+    ]
+    out = [one for one in printed(replay(jobs, [], "--json")) if "verdict" in one]
+    assert [one["job"] for one in out] == list(range(9))
+    assert out[0]["verdict"] == "node"
+    assert printed(replay(jobs[:1], [], "--json"))[0]["verdict"] == "application"
+
+
+def test_for_people_it_is_a_table(replay):
+    result = replay(*rows())
+    assert result.exit_code == 0
+    assert "failed attempts: application" in result.output
+    assert "P(LEMON)" in result.output
+    assert "n3" in result.output
+
+
+def test_empty_files_are_no_error(replay):
+    assert replay([], []).output == "0 failed attempts: none\nno node is suspected\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{\n", "JOBS.jsonl:2: not JSON"),
+        ("[]\n", "JOBS.jsonl:2: not a JSON object"),
+        ('{"job": 1, "state": "FAILED", "start": 1, "nodes": []}\n', "JOBS.jsonl:2: no key 'end'"),
+        ('{"job": 1, "state": "FAILED", "end": 1, "nodes": []}\n', "JOBS.jsonl:2: no key 'start'"),
+        ('{"job": 1, "state": "FAILED", "start": 1, "end": "late", "nodes": []}\n', "'end' is 'late'"),
+        ('{"job": "x", "state": "FAILED", "start": 1, "end": 1, "nodes": []}\n', "JOBS.jsonl:2: a value of the wrong"),
+    ],
+)
+def test_a_bad_line_is_named_with_file_line_and_key(replay, line, message):
+    jobs, events = rows()
+    result = replay([jobs[0], line], events, "--json")
+    assert result.exit_code == 1
+    assert message in result.output
+
+
+def test_a_bad_event_is_named_too(replay):
+    result = replay([], ['{"time": 5, "source": "xid"}\n'])
+    assert result.exit_code == 1
+    assert "EVENTS.jsonl:1: no key 'node'" in result.output
+
+
+def test_thresholds_come_from_the_configuration(replay, tmp_path, monkeypatch):
+    file = tmp_path / "gpuhealth.toml"
+    file.write_text("[suspicion]\nl2 = 1.0\nl3 = 1.0\nl4 = 1.0\nrma = 1.0\n")
+    monkeypatch.setenv("GPUHEALTH_CONFIG", str(file))
+    (suspicion,) = [one for one in printed(replay(*rows(), "--json")) if "p_lemon" in one]
+    assert suspicion["rung"] == "L2", "it has hard evidence"
+
+
+def test_a_topology_that_is_none_is_refused(replay, tmp_path):
+    (tmp_path / "TOPOLOGY.json").write_text('{"leaf1": "n1"}')
+    result = replay(*rows(), "--topology", str(tmp_path / "TOPOLOGY.json"))
+    assert result.exit_code == 1
+    assert 'expected {"leaf": ["node", ...], ...}' in result.output

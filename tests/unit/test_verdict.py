@@ -1,0 +1,213 @@
+"""Verdicts of single attempts: Slurm's word first, then likelihoods, told in sentences."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_gpuhealth.correlate import weights
+from slurm_gpuhealth.correlate.engine import Correlator, application, hosts
+from slurm_gpuhealth.correlate.model import CAUSES, Attempt, Cited, Event, Reading
+from slurm_gpuhealth.settings import Suspicion
+
+NOW = 1_760_000_000.0
+
+
+def attempt(state="FAILED", nodes=("n1",), hours=2.0, job=1, **more):
+    fields = {"exit_code": 0 if state == "COMPLETED" else 1, "signal": 0, **more}
+    return Attempt(
+        job, 0, "ann", "lab", "train", None, state, start=NOW, end=NOW + hours * 3600, nodes=tuple(nodes), **fields
+    )
+
+
+def judged(one, *events, leaves=None):
+    correlator = Correlator(Suspicion(), leaves or {})
+    for event in events:
+        correlator.event(event)
+    return correlator.attempt(one)
+
+
+class TestSlurmsWord:
+    @pytest.mark.parametrize("state", ["TIMEOUT", "CANCELLED", "PREEMPTED", "DEADLINE", "REQUEUED"])
+    @pytest.mark.parametrize("kind", [None, "nothing", "communication", "user"])
+    def test_what_slurm_or_the_user_ended_is_nobodys_fault(self, state, kind):
+        verdict = judged(attempt(state, nodes=("n1", "n2"), log_class=kind))
+        assert verdict.cause == "user"
+        assert verdict.confidence > 0.7
+
+    def test_a_timeout_with_a_dead_gpu_is_the_nodes_hang(self):
+        one = attempt("TIMEOUT", nodes=("n1", "n2"), hours=24)
+        verdict = judged(one, Event(NOW + 3600, "n2", 0, "xid", "79"))
+        assert (verdict.cause, verdict.node) == ("node", "n2")
+
+    def test_a_timeout_raises_no_suspicion_by_itself(self):
+        correlator = Correlator(Suspicion())
+        for job in range(50):
+            correlator.attempt(attempt("TIMEOUT", job=job))
+        assert correlator.suspicion("n1", NOW + 9999).p_lemon < 0.05
+
+    def test_memory_is_the_applications_at_its_own_limit(self):
+        assert judged(attempt("OUT_OF_MEMORY")).cause == "application"
+
+    def test_nodes_that_do_not_boot_are_infrastructure(self):
+        assert judged(attempt("BOOT_FAIL")).cause == "infrastructure"
+
+    def test_a_node_that_slurm_lost_is_named_only_if_slurm_or_an_event_does(self):
+        nodes = tuple(f"n{one}" for one in range(8))
+        unnamed = judged(attempt("NODE_FAIL", nodes))
+        named = judged(attempt("NODE_FAIL", nodes, failed_node="n5"))
+        told = judged(attempt("NODE_FAIL", nodes), Event(NOW + 7190, "n6", None, "driver", "hung", "fault"))
+        assert (unnamed.cause, unnamed.node) == ("node", None)
+        assert (named.cause, named.node) == ("node", "n5")
+        assert (told.cause, told.node) == ("node", "n6")
+
+    @pytest.mark.parametrize("state", ["COMPLETED", "RUNNING", "PENDING"])
+    def test_nothing_is_to_be_explained(self, state):
+        assert judged(attempt(state)) is None
+
+
+class TestLikelihood:
+    def test_masses_add_up_and_the_cause_is_the_largest(self):
+        for kind in (*weights.KINDS, None):
+            verdict = judged(attempt(nodes=("n1", "n2", "n3"), log_class=kind))
+            assert sum(verdict.masses.values()) == pytest.approx(1)
+            assert verdict.confidence == max(verdict.masses.values())
+            assert verdict.cause in CAUSES
+            assert (verdict.cause == "unknown") == (verdict.confidence < 0.5)
+
+    def test_a_log_alone_never_condemns_a_node(self):
+        correlator = Correlator(Suspicion())
+        for job in range(30):  # one user who writes of ECC errors
+            correlator.attempt(
+                attempt(job=job, log_class="hardware")._replace(start=NOW + job * 9e4, end=NOW + job * 9e4 + 60)
+            )
+        (suspicion,) = correlator.suspicions(NOW + 30 * 9e4) or [correlator.suspicion("n1", NOW)]
+        assert suspicion.rung in ("", "L2")
+
+    def test_no_log_is_no_evidence_and_a_log_without_a_cause_is_some(self):
+        assert judged(attempt()).masses["node"] < judged(attempt(log_class="nothing")).masses["node"]
+
+    @pytest.mark.parametrize(
+        ("word", "kind"),
+        [
+            ("node_hardware", "hardware"),
+            ("ECC", "hardware"),
+            ("traceback", "application"),
+            ("NCCL", "communication"),
+            ("watchdog", "communication"),
+            ("preempt_or_user", "user"),
+            ("host OOM", "memory"),
+            ("none", "nothing"),
+            ("Unknown", "nothing"),
+            ("never heard of", None),
+        ],
+    )
+    def test_others_words_for_a_log_are_understood(self, word, kind):
+        assert weights.kind_of(attempt(log_class=word), None) == kind
+
+    @pytest.mark.parametrize(("code", "signal"), [(139, 0), (135, 0), (0, 11), (0, 7)])
+    def test_a_signal_without_a_traceback_is_a_crash(self, code, signal):
+        assert weights.kind_of(attempt(exit_code=code, signal=signal, log_class="none"), None) == "crash"
+        assert weights.kind_of(attempt(exit_code=code, signal=signal, log_class="app"), None) == "application"
+
+    def test_programs_of_this_cluster_that_leave_no_traceback_are_learnt(self):
+        correlator = Correlator(Suspicion())
+        first = correlator.attempt(attempt(log_class="nothing"))
+        for job in range(2, 2000):
+            one = attempt(job=job, nodes=(f"n{job % 100}",), log_class="nothing")._replace(user=f"user{job % 50}")
+            correlator.attempt(one._replace(state="COMPLETED") if job % 5 else one)
+        last = correlator.attempt(attempt(job=5000, nodes=("n777",), log_class="nothing")._replace(user="new"))
+        assert last.masses["node"] < first.masses["node"] / 1.5
+
+    def test_the_log_names_the_host_of_a_large_job(self):
+        nodes = tuple(f"n{one}" for one in range(32))
+        verdict = judged(attempt(nodes=nodes, hours=12, reading=Reading(kind="communication", hosts=("n9",))))
+        assert (verdict.cause, verdict.node) == ("node", "n9")
+        both = judged(attempt(nodes=nodes, hours=12, reading=Reading(kind="communication", hosts=("n9", "n10"))))
+        assert set(sorted(both.responsible, key=both.responsible.get)[-2:]) == {"n9", "n10"}
+        assert both.node is None
+
+    def test_hosts_that_are_not_the_jobs_are_not_believed(self):
+        assert hosts(Reading(hosts=("n7", "evil", "n1.example.org", "N2-ib0")), ("n1", "n2")) == {"n1", "n2"}
+
+    def test_heat_is_a_ticket_and_no_suspicion(self):
+        one = attempt("TIMEOUT", nodes=("n1", "n2"), gpus={"n1": (0, 1), "n2": (0, 1)})
+        correlator = Correlator(Suspicion())
+        correlator.event(Event(NOW + 60, "n2", 1, "nvml", "thermal", "warning"))
+        verdict = correlator.attempt(one)
+        assert (verdict.cause, verdict.node, verdict.gpu) == ("node", "n2", 1)
+        assert "thermal" in verdict.advice
+        assert correlator.suspicion("n2", NOW + 9999).p_lemon < 0.03
+
+    def test_the_gpu_of_the_log_is_that_of_the_job(self):
+        reading = Reading(kind="hardware", cause=Cited(1, "x", gpu=2))
+        gpus = {"n1": ("GPU-a", "GPU-b", "GPU-c", "GPU-d")}
+        verdict = judged(attempt(hours=48, gpus=gpus, reading=reading), Event(NOW + 9, "n1", None, "xid", "48"))
+        assert (verdict.node, verdict.gpu) == ("n1", "GPU-c")
+
+
+class TestTerms:
+    def test_the_strongest_comes_first_and_the_log_is_not_quoted(self):
+        reading = Reading(kind="application", error="<secret>", frame="<secret>", cause=Cited(1, "<secret>"))
+        verdict = judged(attempt(reading=reading), Event(NOW + 7190, "n1", 3, "xid", "31"))
+        assert any("error of the program" in term.text for term in verdict.terms[:2])
+        assert any("n1 reported xid 31 on GPU 3" in term.text for term in verdict.terms)
+        assert "secret" not in str(verdict.terms)
+
+    def test_what_speaks_against_it_is_among_them(self):
+        verdict = judged(attempt(log_class="hardware", nodes=("n1",)))
+        assert verdict.cause == "application"
+        assert any(term.weights.get("node", 0) > term.weights.get("application", 0) for term in verdict.terms)
+
+
+class TestEvents:
+    @pytest.mark.parametrize(
+        ("source", "code", "severity", "kind"),
+        [
+            ("xid", "79", "info", "hard"),
+            ("xid", "48", "warning", "hard"),
+            ("xid", "Xid 95", "fault", "hard"),
+            ("xid", "94", "fault", "weak"),
+            ("xid", "63", "info", "weak"),
+            ("xid", "13", "fault", "application"),
+            ("xid", "45", "fault", ""),
+            ("xid", "154", "fault", ""),
+            ("xid", "4711", "fault", ""),
+            ("sxid", "12028", "fault", ""),
+            ("dcgm", "memory", "fault", "hard"),
+            ("dcgm", "memory", "info", ""),
+            ("nvml", "lost", "info", "hard"),
+            ("nvml", "nvml:thermal", "warning", "thermal"),
+            ("ib", "port-down", "fault", "link"),
+            ("drain", "kill task failed", "fault", ""),
+            ("leftovers", "process", "fault", ""),
+            ("never heard of", "x", "fault", ""),
+        ],
+    )
+    def test_what_an_event_is_evidence_of(self, source, code, severity, kind):
+        assert weights.weigh(Event(NOW, "n1", 0, source, code, severity))[0] == kind
+
+    def test_a_fatal_event_of_a_switch_is_hard(self):
+        assert weights.weigh(Event(NOW, "n1", None, "sxid", "12028", detail={"fatal": True}))[0] == "hard"
+
+    @pytest.mark.parametrize(
+        ("gpu", "held", "same"),
+        [
+            (3, (1, 2, 3), True),
+            ("3", (1, 2, 3), True),
+            (0, (1, 2), False),
+            ("GPU-A", ("gpu-a",), True),
+            ("MIG-GPU-a/1/0", ("GPU-a",), True),
+            ("GPU-b", ("GPU-a",), False),
+            ("GPU-b", (0, 1), None),
+            ("0000:3b:00", (0, 1), None),
+            (None, (0,), None),
+            (0, None, None),
+        ],
+    )
+    def test_gpus_are_compared_where_they_are_named_alike(self, gpu, held, same):
+        assert weights.same_gpu(gpu, held) is same
+
+
+def test_an_application_is_its_name_without_numbers():
+    assert application("ann", "lab", "train-17", "") == application("ann", "lab", "train-18", "")
+    assert application("ann", "lab", "train-17", "") != application("bob", "lab", "train-17", "")
