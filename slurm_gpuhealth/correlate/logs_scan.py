@@ -1,0 +1,129 @@
+"""The lines of a log that speak of a failure, found at the speed of memory: bytes in, hits out.
+
+A pass over a block costs a search for each anchor (logs_known.py). Where an anchor is in very many lines (a flood, or
+an ordinary line that holds it) lines are told apart by their shape, which is the line without its digits.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from slurm_gpuhealth.correlate import logs_known, logs_line, logs_python
+from slurm_gpuhealth.correlate.logs_known import Known
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+WINDOW = 2048  # of a line, around what was found in it
+FLOOD = 300
+"""Lines of one anchor in a block that are looked at one by one."""
+DIGITS = b"0123456789"
+XID = re.compile(rb"\bxid\b[^\d\n]{0,3}(?:\((?:pci:)?[^)\n]{0,40}\):? )?[^\d\n]{0,12}(\d{1,3})\b(.{0,200})")
+EXCEPTION = re.compile(rb"(?:error|exception|interrupt|exit|timeout|abort)(?::|\(|\s*$)")
+PROGRAM = Known("exception", "application", "application", "first", 0.65, "code", "CPython")
+
+
+class Hit(NamedTuple):
+    """A line that speaks of a failure."""
+
+    at: int
+    """Offset in the block, later the line's number."""
+    known: Known
+    error: str
+    frame: str
+    said: logs_line.Line
+    survived: bool = False
+    file: int = 0
+
+
+def hits(block: bytes, low: bytes, begin: int, anchors: Iterable[bytes]) -> list[Hit]:
+    """Hits that begin at `begin` or later, in order, their `at` an offset in `block`; `low` is `block` in lower case."""
+    seen: dict[int, Hit | None] = {}
+    for anchor in anchors:
+        looked, at = 0, low.find(anchor, begin)
+        while at >= 0:
+            start, end = _bounds(low, at)
+            if start not in seen:
+                looked += 1
+                seen[start] = hit(block, low, start, end)
+            if looked >= FLOOD:
+                for start, end in _shapes(low, anchor, end):
+                    if start not in seen:
+                        seen[start] = hit(block, low, start, end)
+                break
+            at = low.find(anchor, max(end, at + 1))
+    return [found for _, found in sorted(seen.items()) if found is not None]
+
+
+def _bounds(low: bytes, at: int) -> tuple[int, int]:
+    """Where the line around `at` begins and ends: at a newline, a carriage return, or WINDOW away."""
+    start = max(low.rfind(b"\n", max(0, at - WINDOW), at), low.rfind(b"\r", max(0, at - WINDOW), at)) + 1
+    start = start or max(0, at - WINDOW)
+    end = low.find(b"\n", at, at + WINDOW)
+    end = end if end >= 0 else min(len(low), at + WINDOW)
+    cut = low.find(b"\r", at, end)
+    return start, cut if cut >= 0 else end
+
+
+def _shapes(low: bytes, anchor: bytes, begin: int) -> Iterator[tuple[int, int]]:
+    """The first line of each shape that holds `anchor`, of at most FLOOD shapes, at or after `begin`."""
+    known: set[bytes] = set()
+    at = begin
+    for line in low[begin:].split(b"\n"):
+        if anchor in line:
+            shape = line[:WINDOW].translate(None, DIGITS)
+            if shape not in known:
+                known.add(shape)
+                yield _bounds(low, at + line.find(anchor))
+                if len(known) > FLOOD:
+                    return
+        at += len(line) + 1
+
+
+def hit(block: bytes, low: bytes, start: int, end: int) -> Hit | None:
+    """What one line says, None if it is no failure's."""
+    line = low[start:end]
+    known = xid(line) if b"xid" in line else None
+    known = known or logs_known.recognise(line, logs_known.words(line))
+    if known is not None and known.role == "noise":
+        return None
+    name = ""
+    said = None
+    if EXCEPTION.search(line):
+        said = logs_line.read(block[start:end])
+        name = logs_python.exception(said.message)
+        if name.endswith("Warning"):
+            name = ""
+        elif name and known is None:
+            known = PROGRAM
+    if known is None:
+        return None
+    said = said or logs_line.read(block[start:end])
+    where = ""
+    if name and known.role != "cascade":
+        where = logs_python.frame(block, start)
+        if where and known.cause == "application" and known.role == "first":
+            known = known._replace(confidence=min(0.95, known.confidence + 0.1))
+    general = known.error in ("program error", "exception")
+    return Hit(start, known, name if general and name else known.error, where, said)
+
+
+def xid(line: bytes) -> Known | None:
+    """What an Xid in a line means, by the catalogue: hardware is the node's, what programs cause is theirs."""
+    found = XID.search(line)
+    if not found:
+        return None
+    from slurm_gpuhealth.xid import advise
+
+    code = int(found[1])
+    before = re.search(rb"caused by previous xid (\d{1,3})", line) if code == 45 else None
+    if before:
+        code = int(before[1])
+    cls, _, meaning, _ = advise.on_xid(code, found[2].decode("ascii", "replace") if not before else "", None)
+    error, source = f"Xid {code}: {meaning}"[:120], "NVIDIA's catalogue of Xids"
+    if cls == "hardware":
+        return Known(error, "node", "hardware", "first", 0.85, "gpu", source)
+    if cls == "application":
+        return Known(error, "application", "application", "first", 0.6, "kernel", source)
+    return Known(error, "unknown", "crash", "confirm", 0.4, "again", source)
