@@ -10,32 +10,19 @@ event has one place at its node, and an attempt's old say is taken out before th
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from slurm_gpuhealth.correlate import fleet, suspects, suspicion
-from slurm_gpuhealth.correlate.state import (
-    COMPLETED,
-    EVENTS,
-    RECORDS,
-    SEEN,
-    SHORT,
-    AppState,
-    Case,
-    FleetState,
-    Incident,
-    NodeState,
-    Record,
-    State,
-)
+from slurm_gpuhealth.correlate import fleet, memory, suspects, suspicion
+from slurm_gpuhealth.correlate.cases import application, case_of, same_evidence
+from slurm_gpuhealth.correlate.state import SEEN, AppState, Case, FleetState, NodeState, Record, State
 from slurm_gpuhealth.correlate.verdict import LEAST, STATES, Judged, Leaves, failing, judge
-from slurm_gpuhealth.correlate.weights import DAY, grid, growth, kind_of, plain, same_gpu, weigh
+from slurm_gpuhealth.correlate.weights import DAY, grid, growth, weigh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from slurm_gpuhealth import settings as settings_module
-    from slurm_gpuhealth.correlate.model import Attempt, Event, GpuName, Reading, Suspicion, Verdict
+    from slurm_gpuhealth.correlate.model import Attempt, Event, Suspicion, Verdict
 
 __all__ = ["AppState", "Case", "Correlator", "FleetState", "NodeState", "State"]
 
@@ -43,9 +30,7 @@ OPEN = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "RESIZIN
 CHANGED = 0.1  # a verdict whose confidence moves by less is not told again
 OFTEN = 1.5  # an application that turns out to fail so much more often, or less, has its last failures judged again
 RISE = 2.0  # a node whose odds of being bad change by this factor has its attempts judged again
-SAME = 60.0  # seconds within which one event on one GPU is told once
 PRINTS = 8
-HOPELESS = 0.002  # the nodes' share of the blame that not even a proven lemon, 200 times as bad, would raise to a half
 
 
 class Correlator:
@@ -63,7 +48,7 @@ class Correlator:
         under = {node: leaf for leaf, nodes in (leaves or {}).items() for node in nodes}
         self.leaves = Leaves(under, {leaf: len(nodes) for leaf, nodes in (leaves or {}).items()})
         self._rescored: dict[str, Verdict] = {}
-        _half_life(self.state, settings.half_life)
+        memory.convert(self.state, settings.half_life)
 
     def attempt(self, attempt: Attempt) -> Verdict | None:
         """Book one ended attempt; its verdict, or None where there is nothing to explain."""
@@ -79,11 +64,11 @@ class Correlator:
             return None
         if again and key not in home.cases:
             return None  # so long ago that it is forgotten
-        case = _case(attempt, name)
+        case = case_of(attempt, name)
         if again:
             before = home.cases[key]
             case.own = before.own
-            if _same_evidence(case, before):
+            if same_evidence(case, before):
                 return judge(before, key, self.state, self.leaves, self.settings, self.explained).verdict
         home.cases[key] = case
         if not again and attempt.state not in STATES:
@@ -104,11 +89,11 @@ class Correlator:
             self._test(node, event)
             return
         if kind == "repair":
-            _repair(node, event)
+            memory.repair(node, event)
             return
-        if not _keep(node, event, kind, strength, self.settings.horizon):
+        if not memory.keep(node, event, kind, strength, self.settings.horizon):
             return
-        _spared(node, self.settings.spared)
+        memory.spare(node, self.settings.spared)
         node.touched()
         self.state.fleet.events += kind == "hard"
         again = [
@@ -178,13 +163,7 @@ class Correlator:
             if not node.since or attempt.start < node.since:
                 node.since = attempt.start
             if fine:
-                self._spare(node, attempt, gpus.get(one) if gpus else None)
-
-    def _spare(self, node: NodeState, attempt: Attempt, gpus: tuple[GpuName, ...] | None) -> None:
-        node.completed.append((attempt.start, attempt.end, gpus))
-        del node.completed[:-COMPLETED]
-        if node.events and _spared(node, self.settings.spared):
-            node.touched()
+                memory.complete(node, attempt.start, end, gpus.get(one) if gpus else None, self.settings.spared)
 
     def _judge(self, case: Case, key: str, fresh: bool = False) -> Verdict:
         """Judge a case and put its say in the place of its old one."""
@@ -237,7 +216,7 @@ class Correlator:
         if (old and old.weights) or (item and node._tally and not node._tally.add(item)):
             node.touched()
         if old is None and len(node.records) > node._limit:
-            _prune(node, attempt.end, self.settings.horizon)
+            memory.prune(node, attempt.end, self.settings.horizon)
 
     def _again(self, key: str, home: str) -> None:
         """Judge a case again; where it now says something else, that is told."""
@@ -320,129 +299,3 @@ def _odds(p: float) -> float:
 
 def _close(one: Sequence[float], other: Sequence[float]) -> bool:
     return all(abs(a - b) < LEAST for a, b in zip(one, other))
-
-
-def _repair(node: NodeState, event: Event) -> None:
-    """What was repaired starts anew: the whole node, or one GPU (its slot's past stays)."""
-    if event.gpu is not None:
-        gpu = plain(event.gpu)
-        if event.time > node.changed.get(gpu, (0.0,))[0]:
-            node.changed[gpu] = event.time, node.days, node.jobs
-            node.changed = dict(sorted(node.changed.items(), key=lambda one: -one[1][0])[:16])
-    elif event.time > node.repaired:
-        node.repaired = event.time
-        node.exposure = node.days = node.jobs = node.failing = node.judged = 0.0
-        node.records = {key: one for key, one in node.records.items() if one.end > event.time}
-        node.events = [one for one in node.events if one.until > event.time]
-        node.tests = {level: one for level, one in node.tests.items() if one[0] > event.time}
-    node.touched()
-
-
-def _keep(node: NodeState, event: Event, kind: str, strength: float, horizon: float) -> bool:
-    """Put an event in its place by time; False where it is there already, or forgotten."""
-    time, code = event.time, f"{event.source} {event.code}"[:60]
-    if time <= node.repaired:
-        return False
-    for place, one in enumerate(node.events):
-        near = one.time - SAME <= time <= one.until + SAME
-        if near and (one.kind, one.code, one.gpu) == (kind, code, event.gpu):
-            if one.time <= time <= one.until:
-                return False
-            node.events[place] = one._replace(time=min(one.time, time), until=max(one.until, time))
-            return True
-    node.events.append(Incident(time, time, event.gpu, kind, strength, code, node.days, node.jobs))
-    node.events.sort(key=lambda one: (one.time, one.code, str(one.gpu)))
-    if len(node.events) > EVENTS or node.events[0].until < time - 2 * horizon:
-        node.events[:] = [one for one in node.events if one.until >= time - 2 * horizon][-EVENTS:]
-    return True
-
-
-def _spared(node: NodeState, least: float) -> bool:
-    """Note the events that did no harm: a job of their GPU went on, and completed. True where there is a new one."""
-    found = False
-    for place, one in enumerate(node.events):
-        if one.kind != "hard" or one.spared:
-            continue
-        for start, end, gpus in node.completed:
-            if start <= one.time <= end - least and same_gpu(one.gpu, gpus) is not False:
-                node.events[place] = one._replace(spared=True)
-                found = True
-                break
-    return found
-
-
-def _prune(node: NodeState, time: float, horizon: float) -> None:
-    """Forget attempts that say nothing and are too old for an event to come late; then the lightest and oldest."""
-    kept = {key: one for key, one in node.records.items() if one.end > time - (2 * horizon if one.weights else SHORT)}
-    if len(kept) > RECORDS:
-        light = sorted(kept, key=lambda key: (kept[key].hard or kept[key].blame > HOPELESS, kept[key].end))
-        kept = {key: kept[key] for key in light[-RECORDS:]}
-    if any(one.weights for key, one in node.records.items() if key not in kept):
-        node.touched()
-    node.records = kept
-    node.cases = {
-        key: case
-        for key, case in node.cases.items()
-        if case.attempt.end > time - (horizon if case.blame > HOPELESS else SHORT)
-    }
-    if len(node.cases) > RECORDS:
-        node.cases = dict(list(node.cases.items())[-RECORDS:])
-    node._limit = max(32, len(kept) + 16)
-
-
-def _case(attempt: Attempt, name: str) -> Case:
-    reading = attempt.reading
-    if reading is None and attempt.log is not None and attempt.log_class is None:
-        from slurm_gpuhealth.correlate.logs import read_text
-
-        reading = read_text(attempt.log)
-    few = len(attempt.nodes) <= 8  # a larger job holds whole nodes
-    lean = attempt._replace(log=None, reading=None, gpus=attempt.gpus if few else None)
-    case = Case(lean, name, kind_of(attempt, reading))
-    if reading is not None:
-        case.hosts = tuple(sorted(hosts(reading, attempt.nodes)))
-        case.fingerprint, case.rank, case.iteration = reading.fingerprint[:200], reading.rank, reading.iteration
-        case.gpu = reading.cause.gpu if reading.cause else None
-    return case
-
-
-def _same_evidence(case: Case, other: Case) -> bool:
-    names = ("attempt", "application", "kind", "hosts", "fingerprint", "rank", "iteration", "gpu")
-    return all(getattr(case, name) == getattr(other, name) for name in names)
-
-
-def hosts(reading: Reading, nodes: Iterable[str]) -> set[str]:
-    """Those of the job's nodes that a log singles out: as written, with a domain, or by the name of an adapter."""
-    short = {node.partition(".")[0].lower(): node for node in nodes}
-    found = set()
-    for host in reading.hosts:
-        name = host.partition(".")[0].lower()
-        cut = re.sub(r"[-_](?:ib|hsn|eth|bond|opa|roce|mlx|en|data|mgmt)\w*$", "", name)
-        node = short.get(name) or short.get(cut)
-        if node:
-            found.add(node)
-    return found
-
-
-@lru_cache(maxsize=16384)
-def application(user: str, account: str, name: str, submit: str) -> str:
-    """The key of a user's application: its name without numbers, and its submit line where that is known."""
-    shown = re.sub(r"\d+", "#", name)[:64]
-    return f"{user}|{account}|{shown}|{submit}"[:200]
-
-
-def _half_life(state: State, half_life: float) -> None:
-    """What is kept in units of EPOCH depends on the half-life: another one in the settings converts it."""
-    old, state.fleet.half_life = state.fleet.half_life, half_life
-    if not old or old == half_life or not state.fleet.last:
-        return
-    factor = growth(state.fleet.last, half_life) / growth(state.fleet.last, old)
-    for node in (state.nodes[name] for name in list(state.nodes)):
-        node.touched()
-        node.exposure, node.failing = node.exposure * factor, node.failing * factor
-    for app in (state.applications[name] for name in list(state.applications)):
-        app.runs, app.failed = app.runs * factor, app.failed * factor
-    all_of = state.fleet
-    for name in ("runs", "failed", "exposure", "unexplained"):
-        setattr(all_of, name, getattr(all_of, name) * factor)
-    all_of.kinds = {kind: one * factor for kind, one in all_of.kinds.items()}

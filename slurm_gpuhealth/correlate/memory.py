@@ -1,0 +1,108 @@
+"""What a node remembers: events in their place, what was repaired, jobs that went on, and what is forgotten."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from slurm_gpuhealth.correlate.state import COMPLETED, EVENTS, RECORDS, SHORT, Incident, State
+from slurm_gpuhealth.correlate.weights import growth, plain, same_gpu
+
+if TYPE_CHECKING:
+    from slurm_gpuhealth.correlate.model import Event, GpuName
+    from slurm_gpuhealth.correlate.state import NodeState
+
+SAME = 60.0  # seconds within which one event on one GPU is told once
+HOPELESS = 0.002  # the nodes' share of the blame that not even a proven lemon, 200 times as bad, would raise to a half
+
+
+def keep(node: NodeState, event: Event, kind: str, strength: float, horizon: float) -> bool:
+    """Put an event in its place by time; False where it is there already, or forgotten."""
+    time, code = event.time, f"{event.source} {event.code}"[:60]
+    if time <= node.repaired:
+        return False
+    for place, one in enumerate(node.events):
+        near = one.time - SAME <= time <= one.until + SAME
+        if near and (one.kind, one.code, one.gpu) == (kind, code, event.gpu):
+            if one.time <= time <= one.until:
+                return False
+            node.events[place] = one._replace(time=min(one.time, time), until=max(one.until, time))
+            return True
+    node.events.append(Incident(time, time, event.gpu, kind, strength, code, node.days, node.jobs))
+    node.events.sort(key=lambda one: (one.time, one.code, str(one.gpu)))
+    if len(node.events) > EVENTS or node.events[0].until < time - 2 * horizon:
+        node.events[:] = [one for one in node.events if one.until >= time - 2 * horizon][-EVENTS:]
+    return True
+
+
+def repair(node: NodeState, event: Event) -> None:
+    """What was repaired starts anew: the whole node, or one GPU (its slot's past stays)."""
+    if event.gpu is not None:
+        gpu = plain(event.gpu)
+        if event.time > node.changed.get(gpu, (0.0,))[0]:
+            node.changed[gpu] = event.time, node.days, node.jobs
+            node.changed = dict(sorted(node.changed.items(), key=lambda one: -one[1][0])[:16])
+    elif event.time > node.repaired:
+        node.repaired = event.time
+        node.exposure = node.days = node.jobs = node.failing = node.judged = 0.0
+        node.records = {key: one for key, one in node.records.items() if one.end > event.time}
+        node.events = [one for one in node.events if one.until > event.time]
+        node.tests = {level: one for level, one in node.tests.items() if one[0] > event.time}
+    node.touched()
+
+
+def spare(node: NodeState, least: float) -> bool:
+    """Note the events that did no harm: a job of their GPU went on, and completed. True where there is a new one."""
+    found = False
+    for place, one in enumerate(node.events):
+        if one.kind != "hard" or one.spared:
+            continue
+        for start, end, gpus in node.completed:
+            if start <= one.time <= end - least and same_gpu(one.gpu, gpus) is not False:
+                node.events[place] = one._replace(spared=True)
+                found = True
+                break
+    return found
+
+
+def prune(node: NodeState, time: float, horizon: float) -> None:
+    """Forget attempts that say nothing and are too old for an event to come late; then the lightest and oldest."""
+    kept = {key: one for key, one in node.records.items() if one.end > time - (2 * horizon if one.weights else SHORT)}
+    if len(kept) > RECORDS:
+        light = sorted(kept, key=lambda key: (kept[key].hard or kept[key].blame > HOPELESS, kept[key].end))
+        kept = {key: kept[key] for key in light[-RECORDS:]}
+    if any(one.weights for key, one in node.records.items() if key not in kept):
+        node.touched()
+    node.records = kept
+    node.cases = {
+        key: case
+        for key, case in node.cases.items()
+        if case.attempt.end > time - (horizon if case.blame > HOPELESS else SHORT)
+    }
+    if len(node.cases) > RECORDS:
+        node.cases = dict(list(node.cases.items())[-RECORDS:])
+    node._limit = max(32, len(kept) + 16)
+
+
+def convert(state: State, half_life: float) -> None:
+    """What is kept in units of EPOCH depends on the half-life: another one in the settings converts it."""
+    old, state.fleet.half_life = state.fleet.half_life, half_life
+    if not old or old == half_life or not state.fleet.last:
+        return
+    factor = growth(state.fleet.last, half_life) / growth(state.fleet.last, old)
+    for node in (state.nodes[name] for name in list(state.nodes)):
+        node.touched()
+        node.exposure, node.failing = node.exposure * factor, node.failing * factor
+    for app in (state.applications[name] for name in list(state.applications)):
+        app.runs, app.failed = app.runs * factor, app.failed * factor
+    all_of = state.fleet
+    for name in ("runs", "failed", "exposure", "unexplained"):
+        setattr(all_of, name, getattr(all_of, name) * factor)
+    all_of.kinds = {kind: one * factor for kind, one in all_of.kinds.items()}
+
+
+def complete(node: NodeState, start: float, end: float, gpus: tuple[GpuName, ...] | None, least: float) -> None:
+    """Note a job that completed, for the events that it shows to be harmless."""
+    node.completed.append((start, end, gpus))
+    del node.completed[:-COMPLETED]
+    if node.events and spare(node, least):
+        node.touched()
