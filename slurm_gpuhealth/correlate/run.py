@@ -106,7 +106,7 @@ def _attempts(db: sql.Connection, until: float) -> Iterator[Attempt]:
     An attempt that was judged and is REQUEUED since keeps its verdict: it is our own requeue, or its user's.
     """
     table, verdict, other = schema.attempt, schema.verdict, schema.attempt.alias()
-    # A job without GPUs says nothing of them; where accounting counts no GPUs at all (AccountingStorageTRES), all count.
+    # A job without GPUs says nothing of them; where accounting counts no GPUs (AccountingStorageTRES), all count.
     some = sql.exists(sql.select(other).where(other.c.gpu_seconds > 0).correlate(None))
     known = sql.exists().where(*(verdict.c[name] == table.c[name] for name in ("cluster", "job", "attempt")))
     rows = db.execute(
