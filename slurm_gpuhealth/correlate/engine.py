@@ -19,7 +19,7 @@ from slurm_gpuhealth.correlate.verdict import LEAST, STATES, Judged, Leaves, fai
 from slurm_gpuhealth.correlate.weights import DAY, grid, growth, weigh
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from slurm_gpuhealth import settings as settings_module
     from slurm_gpuhealth.correlate.model import Attempt, Event, Suspicion, Verdict
@@ -108,9 +108,12 @@ class Correlator:
     def suspicion(self, node: str, time: float) -> Suspicion:
         return suspects.of(node, self.state.nodes.get(node) or NodeState(), time, self.settings)
 
-    def suspicions(self, time: float, above: float = 0.05) -> list[Suspicion]:
-        """All nodes above that, the worst first, each with the rung that is due: decided over the whole fleet."""
-        return suspects.suspicions(self.state, time, above, self.settings)
+    def suspicions(self, time: float, above: float = 0.05, among: Iterable[str] | None = None) -> list[Suspicion]:
+        """All nodes above that, the worst first, each with the rung that is due: decided over the whole fleet.
+
+        `among`: who else is above is known not to be.
+        """
+        return suspects.suspicions(self.state, time, above, self.settings, among)
 
     def rescored(self) -> list[Verdict]:
         """The verdicts that later evidence has changed since the last call."""

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.settings import Settings
 
 
+FLEET = 600.0
+"""Seconds between two looks at all nodes' suspicion, which cost as much as the fleet is large."""
+
+
 @frozen
 class Done:
     """What a run did."""
@@ -87,8 +91,13 @@ def judge(
         again = correlator.rescored()
         for verdict in (*verdicts, *again):
             judged.keep_verdict(db, verdict, now)
-        suspects = correlator.suspicions(now)
+        # Between two looks at the whole fleet only who was a suspect can be one, or who has news.
+        whole = not 0 <= now - float(judged.get_cursor(db, "fleet") or 0) < FLEET
+        known = {one.node for one in judged.suspicions(db)} | nodes.known.keys()
+        suspects = correlator.suspicions(now, among=None if whole else sorted(known))
         judged.keep_suspicions(db, suspects, now)
+        if whole:
+            judged.put_cursor(db, "fleet", str(now))
         for rows in (nodes, applications, fleet):
             rows.save()
         judged.put_cursor(db, "events", position)

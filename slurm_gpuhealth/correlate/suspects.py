@@ -10,6 +10,8 @@ from slurm_gpuhealth.correlate.model import Suspicion
 from slurm_gpuhealth.correlate.weights import grid, growth
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from slurm_gpuhealth import settings
     from slurm_gpuhealth.correlate.state import NodeState, Record, State
 
@@ -17,13 +19,17 @@ WAVE = 0.05  # more of the fleet than this is not suspected by its own fault
 WAVE_LEAST = 4
 
 
-def suspicions(state: State, time: float, above: float, s: settings.Suspicion) -> list[Suspicion]:
-    """All nodes above `above`, the worst first."""
+def suspicions(
+    state: State, time: float, above: float, s: settings.Suspicion, among: Iterable[str] | None = None
+) -> list[Suspicion]:
+    """All nodes above `above`, the worst first. `among`: no others can be, which saves a look at the whole fleet."""
     found: list[Suspicion] = []
     chances: dict[str, float] = {}
-    every = 0
-    for name, node in state.nodes.items():
-        every += 1
+    every = len(state.nodes)
+    for name in state.nodes if among is None else among:
+        node = state.nodes.get(name)
+        if node is None:
+            continue
         # A node without evidence of its own is at its prior, or below.
         if not node.records and not node.events and not node.tests and not node.repaired and not node.changed:
             continue

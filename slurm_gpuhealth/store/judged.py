@@ -56,7 +56,9 @@ class Rows(MutableMapping[str, Any]):
         return iter(sorted(self.known))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        table = schema.state
+        stored = self.db.execute(sql.select(sql.func.count()).where(table.c.kind == self.kind)).scalar() or 0
+        return int(stored) + len(self.known.keys() - self.stored.keys())
 
     def _learn(self, key: str, row: str) -> None:
         self.stored[key] = row
