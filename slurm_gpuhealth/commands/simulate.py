@@ -21,6 +21,8 @@ CALIBRATED = {
     "verdict": "Confidence of the verdicts, and how many were right",
     "node": "What was laid on the node at once, and how many the node had killed",
 }
+SHOWN = (".05", ".10", ".20", ".30", ".40", ".50", ".60", ".70", ".80", ".90", ".95")
+"""Of our thresholds; --json has them all."""
 LEGEND = (
     "CLEAN, ONE-OFF: flags of good nodes per 1000 node-days, without and with a true fault in the 14 days before.\n"
     "DAYS, FAILURES: of a lemon that was found, from its first failure to its flag. AVOIDED: failures after it."
@@ -108,7 +110,8 @@ def _show(setting: str, case: Case, found: Report) -> None:
     jobs = f"{found.attempts} attempts of jobs"
     click.echo(f"{setting}: {found.seeds} clusters of {case.nodes} nodes, {case.days:g} days, {jobs}")
     header = ("POLICY", "PRECISION", "RECALL", "CLEAN", "ONE-OFF", "DAYS", "FAILURES", "AVOIDED")
-    common.table(header, [(one.policy, *map(_figure, one[1:])) for one in found.results])
+    shown = [one for one in found.results if not one.policy.startswith("ours") or one.policy.endswith(SHOWN)]
+    common.table(header, [(one.policy, *map(_figure, one[1:])) for one in shown])
     click.echo(LEGEND)
     if not found.verdicts:
         return

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.simulate.cases import Case
 
 OURS = "ours"
-THRESHOLDS = (0.01, 0.02, 0.03, *(step / 20 for step in range(1, 20)))
+THRESHOLDS = tuple(step / 100 for step in (1, 2, 3, 4, 5, 6, 8, *range(10, 100, 2), 95))
 POLICIES = (*RIVALS, OURS)
 ONE_OFF = 14 * DAY
 """A flag this long after a true fault of a good node is a one-off: a test was right, a repair is not."""
@@ -144,6 +144,8 @@ def behind(found: Report, rival: str) -> float:
     """How far our best threshold is behind a rival in precision or recall, whichever is worse; below 0: ahead."""
     other = next(one for one in found.results if one.policy == rival)
     ours = [one for one in found.results if one.policy.startswith(OURS)]
+    if math.isnan(other.precision):
+        return -1.0  # it flags nothing
     worse = [max(other.precision - one.precision, other.recall - one.recall) for one in ours]
     return min((one for one in worse if not math.isnan(one)), default=math.nan)
 

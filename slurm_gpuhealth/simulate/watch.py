@@ -39,6 +39,8 @@ class Watched(NamedTuple):
     """p_lemon of a node of which nothing is known."""
     looks: dict[str, list[tuple[float, float, bool]]]
     """Node → (time, p_lemon, whether something had happened to it)."""
+    peaks: dict[str, float]
+    """Node → the highest p_lemon of these."""
     sampled: list[tuple[float, str, float]]
     """p_lemon, node, time: of all nodes."""
     rungs: list[tuple[float, str, str, bool]]
@@ -47,6 +49,8 @@ class Watched(NamedTuple):
     def flags(self, threshold: float) -> Iterator[tuple[float, str]]:
         """A node that was flagged starts anew, as with the rivals: from then on only what is new counts."""
         for node, looks in self.looks.items():
+            if self.peaks[node] <= threshold:
+                continue
             lowest = 0.0  # since it was flagged
             for when, p, touched in looks:
                 odds = _odds(p)
@@ -63,7 +67,7 @@ def _odds(p: float) -> float:
 
 
 def watch(world: World, judge: Judge) -> Watched:
-    seen = Watched({}, {}, judge.suspicion("", EPOCH).p_lemon, defaultdict(list), [], [])
+    seen = Watched({}, {}, judge.suspicion("", EPOCH).p_lemon, defaultdict(list), defaultdict(float), [], [])
     touched: set[str] = set()
     due: dict[str, str] = {}
     look, sample = EPOCH + LOOK, EPOCH + SAMPLE
@@ -96,7 +100,9 @@ def _look(judge: Judge, seen: Watched, touched: set[str], due: dict[str, str], w
     for verdict in judge.rescored():
         seen.last[verdict.job, verdict.attempt] = verdict
     for node in touched:
-        seen.looks[node].append((when, judge.suspicion(node, when).p_lemon, True))
+        p = judge.suspicion(node, when).p_lemon
+        seen.looks[node].append((when, p, True))
+        seen.peaks[node] = max(seen.peaks[node], p)
     if fleet:  # four times a day: which rungs are due, and what has decayed
         now = {}
         for one in judge.suspicions(when, 0.02):

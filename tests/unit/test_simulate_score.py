@@ -68,7 +68,7 @@ def test_who_knows_the_truth_is_perfect_in_everything():
 
 def test_who_has_everything_the_wrong_way_round_gets_nothing():
     found = scored(turned=True)
-    for one in found.results[3:]:  # the first thresholds are below what is said of a node that is not known
+    for one in found.results[5:]:  # the first thresholds are below what is said of a node that is not known
         assert one.precision == one.recall == one.avoided == 0
         assert one.clean > 1
     assert found.right == found.right_node == 0
@@ -77,7 +77,7 @@ def test_who_has_everything_the_wrong_way_round_gets_nothing():
 
 def test_a_threshold_above_what_a_judge_says_finds_nothing_and_no_precision_is_claimed():
     results = {one.policy: one for one in scored(sure=0.4).results}
-    assert results["ours p>0.35"].recall == 1
+    assert results["ours p>0.36"].recall == 1
     assert results["ours p>0.50"].recall == 0
     assert math.isnan(results["ours p>0.50"].precision)
 
