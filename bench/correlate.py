@@ -13,10 +13,10 @@ import sqlalchemy as sql
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from slurm_gpuhealth.correlate import run  # noqa: E402 - found by the line above
-from slurm_gpuhealth.settings import Correlate, Settings, Store  # noqa: E402
-from slurm_gpuhealth.store import schema  # noqa: E402
-from slurm_gpuhealth.store.open import open_store  # noqa: E402
+from slurm_gpuhealth.correlate import run
+from slurm_gpuhealth.settings import Correlate, Settings, Store
+from slurm_gpuhealth.store import schema
+from slurm_gpuhealth.store.open import open_store
 
 NODES, JOBS, NOW = 2000, 60_000, 1_795_220_000.0
 
@@ -35,7 +35,7 @@ def attempt(number: int, luck: random.Random) -> dict[str, object]:
 
 
 def main() -> None:
-    luck = random.Random(1)
+    luck = random.Random(1)  # noqa: S311 - a world, no secret
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(store=Store(database=f"{folder}/s/cluster.db"), correlate=Correlate(settle=0.0))
         engine = open_store(settings)
