@@ -1,4 +1,4 @@
-"""gpuhealth explain: what a job died of."""
+"""gpuhealth explain: what a job died of, by all that is known of it, or by its log files alone."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import click
 
 
 @click.command()
-@click.argument("job", type=int, required=False)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object an attempt.")
+@click.argument("what", metavar="[JOBID | FILE...]", nargs=-1)
+@click.option("--log", "by_log", is_flag=True, help="Read FILEs, of one job, alone; - is standard input. No Slurm.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for an attempt, or for the files.")
 @click.pass_obj
-def explain(node: str, job: int | None, as_json: bool) -> None:
-    """What a job died of."""
+def explain(node: str, what: tuple[str, ...], by_log: bool, as_json: bool) -> None:
+    """What a job died of: gpuhealth explain JOBID, or from its logs alone: gpuhealth explain --log FILE..."""
+    if by_log:
+        from slurm_gpuhealth.commands.explain_log import explain_log
+
+        if not what:
+            raise click.UsageError("which log? Name the job's files, or - for standard input.")
+        explain_log(what, as_json)
+        return
+    if len(what) != 1 or not what[0].isdecimal() or len(what[0]) > 10:
+        raise click.UsageError("which job? One number; log files are given with --log.")
     from slurm_gpuhealth.commands.explain_job import explain_job
 
-    if job is None:
-        raise click.UsageError("which job?")
-    explain_job(node, job, as_json)
+    explain_job(node, int(what[0]), as_json)

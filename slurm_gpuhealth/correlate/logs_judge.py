@@ -28,7 +28,9 @@ MISSING = re.compile(
     rf"|(?:waiting for|did not hear from|no response from)[\w /]{{0,20}} ranks? {LISTED}|[Tt]imed? ?out waiting for ranks? {LISTED}"
 )
 NRANKS = re.compile(rb"([A-Za-z][\w.-]{0,62}):\d+:\d+ \[\d+\] NCCL INFO [^\n]{0,200}?\brank (\d+) nranks (\d+)")
-OWN_IP = re.compile(rb"([A-Za-z][\w.-]{0,62}):\d+:\d+ \[\d+\] NCCL INFO (?:Bootstrap : Using|NET/(?:IB|Socket) :)[^\n]{0,300}?[\w.]+:(\d+\.\d+\.\d+\.\d+)<")
+OWN_IP = re.compile(
+    rb"([A-Za-z][\w.-]{0,62}):\d+:\d+ \[\d+\] NCCL INFO (?:Bootstrap : Using|NET/(?:IB|Socket) :)[^\n]{0,300}?[\w.]+:(\d+\.\d+\.\d+\.\d+)<"
+)
 HOSTRANK = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d+)")
 NODERANK = re.compile(rb"Rank (\d+), node ([A-Za-z][\w.-]{0,62}), device")
 WORLD = re.compile(rb"world[_ ]size[=: ]{1,3}(\d+)", re.I)
@@ -135,7 +137,9 @@ def _agreement(cause: Hit, hits: Sequence[Hit]) -> float:
     others = {hit.known.error: hit.known for hit in hits if hit.known.error != cause.known.error}
     same = any(one.cause == cause.known.cause and one.role == "first" for one in others.values())
     rival = any(
-        one.role == "first" and one.cause not in (cause.known.cause, "unknown") and one.confidence >= cause.known.confidence
+        one.role == "first"
+        and one.cause not in (cause.known.cause, "unknown")
+        and one.confidence >= cause.known.confidence
         for one in others.values()
     )
     return 0.05 * same - 0.1 * rival

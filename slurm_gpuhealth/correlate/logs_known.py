@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

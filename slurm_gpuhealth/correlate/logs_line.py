@@ -36,7 +36,9 @@ PREFIXES = tuple(
 RANK = re.compile(r"\b[Rr]ank[ :=]{1,3}(\d{1,6})\b|\b[Rr]ank(\d{1,6})\b|\brank      : (\d{1,6})")
 GPU = re.compile(r"\b(?:GPU|cuda:|[Dd]evice:? |local_rank[:=] ?)#? ?(\d{1,2})\b(?![:.]\w)")
 SRUN = re.compile(rf"(?:srun|slurmstepd)[\w-]*: error: ({HOST}): tasks? (\d{{1,6}})?")
-ON = re.compile(rf"\*\*\* (?:JOB|STEP) \S+ (?:ON|on) ({HOST}) |[Nn]ode failure on ({HOST})|\bon node ({HOST})\b|\bnode[:=]? ({HOST}\d)[,.]?(?:\s|$)|^\s*host +: ({HOST})")
+ON = re.compile(
+    rf"\*\*\* (?:JOB|STEP) \S+ (?:ON|on) ({HOST}) |[Nn]ode failure on ({HOST})|\bon node ({HOST})\b|\bnode[:=]? ({HOST}\d)[,.]?(?:\s|$)|^\s*host +: ({HOST})"
+)
 PEER = re.compile(
     rf"(?:from peer|remote peer|[Cc]onnect(?:ion)? (?:to|from|with|closed by)|recv from|send to|peer) \[?({IP}|{HOST}\d[\w.-]{{0,40}})\]?[<:,\s]"
 )
@@ -88,9 +90,7 @@ def read(raw: bytes) -> Line:
         host = next((one for one in found.groups() if one), None) if found else None
     peer = PEER.search(head) if "eer" in head or "onnect" in head or "recv from" in head or "send to" in head else None
     shown = "".join(c if c.isprintable() else "?" for c in head)
-    return Line(
-        rest, shown, int(rank) if rank else None, host, int(gpu) if gpu else None, when(text), peer and peer[1]
-    )
+    return Line(rest, shown, int(rank) if rank else None, host, int(gpu) if gpu else None, when(text), peer and peer[1])
 
 
 def when(text: str) -> float | None:

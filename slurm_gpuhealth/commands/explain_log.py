@@ -1,0 +1,71 @@
+"""gpuhealth explain --log: what the files of a job say that it died of; no Slurm, no record needed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from slurm_gpuhealth.commands import common
+from slurm_gpuhealth.correlate import logs, words
+
+if TYPE_CHECKING:
+    from slurm_gpuhealth.correlate.model import Cited, Reading
+
+SHOWN = 8
+MEANT = {
+    "node": "The log points to hardware. It can't prove it: test the node.",
+    "unknown": "The log does not tell.",
+}
+
+
+def explain_log(files: tuple[str, ...], as_json: bool) -> None:
+    """Print what the files of one job say; a click error names one that can't be read."""
+    try:
+        reading = logs.read_files(files)
+    except OSError as error:
+        name = error.filename if isinstance(error.filename, str) else files[0]
+        raise click.ClickException(f"{click.format_filename(name)} can't be read: {error.strerror}.") from None
+    if as_json:
+        click.echo(json.dumps(logs.to_dict(reading)))
+        return
+    for line in told(reading, files):
+        click.echo(common.safe(line))
+
+
+def told(reading: Reading, files: tuple[str, ...]) -> list[str]:
+    """A reading for people: verdict, the line it rests on, the victims, what to do."""
+    cause = reading.cause
+    if cause is None:
+        return ["Nothing in it speaks of a failure: ended well, killed without a word, or the log is cut short."]
+    of = words.CAUSE[reading.verdict]
+    sure = f"Confidence {words.sure(reading.confidence)} ({reading.confidence:.2f})."
+    lines = [MEANT.get(reading.verdict, f"It died of {of}.") + f" {sure}"]
+    lines += [f"  {_line(cause)}{f' of {files[0]}' if len(files) == 1 else ''}: {cause.text}"]
+    place = _place(cause)
+    lines += [f"  {place}"] if place else []
+    if reading.frame:
+        lines.append(f"  in the user's code: {reading.frame}")
+    lines += [f"  for: {sentence}" for sentence in reading.evidence]
+    if reading.hosts:
+        lines.append(f"  singled out: {', '.join(reading.hosts)}")
+    if reading.collateral:
+        lines.append("  What followed (victims, not causes):")
+        lines += [f"    {_line(one)}: {one.text[:140]}" for one in reading.collateral[:SHOWN]]
+        if reading.collateral[SHOWN:]:
+            lines.append(f"    and {len(reading.collateral) - SHOWN} more")
+    return [*lines, f"  What to do: {reading.advice}"]
+
+
+def _line(cited: Cited) -> str:
+    return f"line {cited.line}" if cited.line else "a line after what was not read"
+
+
+def _place(cited: Cited) -> str:
+    said = [
+        f"rank {cited.rank}" if cited.rank is not None else "",
+        f"on {cited.host}" if cited.host else "",
+        f"GPU {cited.gpu}" if cited.gpu is not None else "",
+    ]
+    return ", ".join(one for one in said if one)
