@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from slurm_gpuhealth.correlate import fleet, memory, suspects, suspicion
 from slurm_gpuhealth.correlate.cases import application, case_of, same_evidence
 from slurm_gpuhealth.correlate.state import SEEN, AppState, Case, FleetState, NodeState, Record, State
-from slurm_gpuhealth.correlate.verdict import LEAST, STATES, Judged, Leaves, failing, judge
+from slurm_gpuhealth.correlate.verdict import BURST, LEAST, STATES, Judged, Leaves, failing, judge
 from slurm_gpuhealth.correlate.weights import DAY, grid, growth, weigh
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ OPEN = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "RESIZIN
 CHANGED = 0.1  # a verdict whose confidence moves by less is not told again
 OFTEN = 1.5  # an application that turns out to fail so much more often, or less, has its last failures judged again
 RISE = 2.0  # a node whose odds of being bad change by this factor has its attempts judged again
+LATELY = 0.3  # the weight of an application's last run in its rate of late
 PRINTS = 8
 
 
@@ -67,7 +68,7 @@ class Correlator:
         case = case_of(attempt, name)
         if again:
             before = home.cases[key]
-            case.own = before.own
+            case.own, case.lately = before.own, before.lately
             if same_evidence(case, before):
                 return judge(before, key, self.state, self.leaves, self.settings, self.explained).verdict
         home.cases[key] = case
@@ -75,7 +76,13 @@ class Correlator:
             under = {self.leaves.of[node] for node in attempt.nodes if node in self.leaves.of}
             fleet.remember(self.state.fleet, case, key, under, self.settings.half_life)
             self._remember_print(case, key)
+        app = self.state.applications[name]
+        if not again:
+            case.lately = app.lately if case.attempt.end - app.ended < BURST else 0.0
         verdict = self._judge(case, key, fresh=not again)
+        if not again and attempt.state not in STATES:
+            app.lately += (case.own - app.lately) * LATELY
+            app.ended = max(app.ended, attempt.end)
         self._ripples(case, key)
         return verdict
 
@@ -139,6 +146,9 @@ class Correlator:
         if app is None:
             app = self.state.applications[name] = AppState()
         app.runs += unit
+        if attempt.state == "COMPLETED":
+            app.lately *= 1 - LATELY
+            app.ended = max(app.ended, end)
         all_of = self.state.fleet
         all_of.runs += unit
         all_of.last = max(all_of.last, end)

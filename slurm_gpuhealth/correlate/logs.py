@@ -55,7 +55,7 @@ def read_text(text: str, hosts: Sequence[str] = ()) -> Reading:
         block = block.replace(b"\0", b"")
         low = block.lower()
     seen = logs_scan.hits(block, low, 0, (*among, *ALWAYS))
-    found = _numbered(seen, block, 1)
+    found = _numbered(seen, block, low, 1)
     return logs_judge.judge(found, logs_judge.ranks(low, block), hosts) if found else Reading()
 
 
@@ -154,7 +154,7 @@ def _stretch(pieces: Iterator[tuple[bytes, bytes]], line: int, size: int, done: 
             found = _around(whole, low, len(before), found)
         elif b" nranks " in low:
             ranks.update(logs_judge.ranks(low, whole))
-        for hit in _numbered(found, whole, line - before.count(b"\n")):
+        for hit in _numbered(found, whole, low, line - before.count(b"\n")):
             if len(kept) < KEPT:
                 kept.setdefault((hit.error, hit.said.rank, hit.frame), hit)
         line += block.count(b"\n")
@@ -183,13 +183,15 @@ def _around(whole: bytes, low: bytes, begin: int, found: list[Hit]) -> list[Hit]
     return [more[at] for at in sorted(more)]
 
 
-def _numbered(found: list[Hit], block: bytes, line: int) -> list[Hit]:
+def _numbered(found: list[Hit], block: bytes, low: bytes, line: int) -> list[Hit]:
     """`found`, in order, with line numbers in the place of offsets; `line` is the number of the block's first line."""
     numbered, last = [], 0
+    several = len(found) > 1 or line > 1
     for hit in found:
         line += block.count(b"\n", last, hit.at)
         last = hit.at
-        numbered.append(hit._replace(at=line))
+        went_on = hit.known.role == "first" and several and logs_scan.survived(low, hit.at)
+        numbered.append(hit._replace(at=line, survived=went_on))
     return numbered
 
 

@@ -23,13 +23,15 @@ CAP = {"node": 0.85}
 COLLATERAL = 20
 LISTED = r"[\[{(]?(\d{1,6}(?: ?, ?\d{1,6}){0,200})[\]})]?"
 MISSING = re.compile(
-    rf"[Mm]issing [Rr]anks?:? {LISTED}|[Rr]anks? {LISTED} (?:did not join|didn't join|(?:has|have) not joined|failed to pass"
-    rf"|failed to join|never (?:joined|entered)|(?:is|are) missing|did not (?:call|enter|respond))"
-    rf"|(?:waiting for|did not hear from|no response from)[\w /]{{0,20}} ranks? {LISTED}|[Tt]imed? ?out waiting for ranks? {LISTED}"
+    rf"[Mm]issing [Rr]anks?:? {LISTED}"
+    rf"|[Rr]anks? {LISTED} (?:did not (?:join|call|enter|respond)|didn't join|(?:has|have) not joined"
+    rf"|failed to (?:pass|join)|never (?:joined|entered)|(?:is|are) missing)"
+    rf"|(?:[Ww]aiting for|did not hear from|no response from)[\w /]{{0,20}} ranks? {LISTED}"
 )
 NRANKS = re.compile(rb"([A-Za-z][\w.-]{0,62}):\d+:\d+ \[\d+\] NCCL INFO [^\n]{0,200}?\brank (\d+) nranks (\d+)")
 OWN_IP = re.compile(
-    rb"([A-Za-z][\w.-]{0,62}):\d+:\d+ \[\d+\] NCCL INFO (?:Bootstrap : Using|NET/(?:IB|Socket) :)[^\n]{0,300}?[\w.]+:(\d+\.\d+\.\d+\.\d+)<"
+    rb"([A-Za-z][\w.-]{0,62}):\d+:\d+ \[\d+\] NCCL INFO (?:Bootstrap : Using|NET/(?:IB|Socket) :)"
+    rb"[^\n]{0,300}?[\w.]+:(\d+\.\d+\.\d+\.\d+)<"
 )
 HOSTRANK = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d+)")
 NODERANK = re.compile(rb"Rank (\d+), node ([A-Za-z][\w.-]{0,62}), device")
@@ -104,6 +106,7 @@ def judge(hits: Sequence[Hit], told: Map, hosts: Sequence[str] = (), files: Sequ
 def first_cause(hits: Sequence[Hit]) -> Hit:
     """The hit that the job died of: what is sure first, else what can be a cause, else what others say; the earliest.
 
+    What the job survived counts only where nothing else is there.
     Slurm's and the user's "stop" counts only if nothing had gone wrong before.
     """
     first = [hit for hit in hits if hit.known.role == "first"]
@@ -112,6 +115,7 @@ def first_cause(hits: Sequence[Hit]) -> Hit:
         said = [hit for hit in cascade if hit.known.cause != "user"] or cascade or list(hits)
         best = max(hit.known.confidence for hit in said)
         return _earliest(hit for hit in said if hit.known.confidence >= best)
+    first = [hit for hit in first if not hit.survived] or first
     sure = [hit for hit in first if hit.known.confidence >= SURE]
     cause = _earliest(sure or first)
     if cause.known.cause == "user":
@@ -180,7 +184,7 @@ def _missing(hits: Sequence[Hit], told: Map) -> list[int]:
 
 
 def _ends(hits: Sequence[Hit], told: Map) -> list[str]:
-    """The rule of two ends: a break that only two hosts see singles out both, one to which all lead singles out that."""
+    """The rule of two ends: what only two hosts see singles out both; a peer to which all lead, that one."""
     pairs = set()
     for hit in hits:
         if hit.known.kind == "communication" and hit.said.peer:

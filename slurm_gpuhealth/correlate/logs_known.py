@@ -51,7 +51,7 @@ def table() -> Table:
         patterns = row.pop("lines")
         known = Known(**row)
         for pattern in patterns:
-            first, *others = (piece for piece in pattern.encode().split(b"*") if piece.strip())
+            first, *others = pattern.encode().split(b" * ")
             word = max(WORD.findall(pattern.encode()), key=lambda one: (one not in common, len(one)))
             lines.setdefault(word, []).append((first, tuple(others), known))
     return Table(lines, tuple(anchor.encode() for anchor in told["anchors"]), told["advice"])
@@ -73,14 +73,15 @@ def recognise(low: bytes, among: Iterable[bytes]) -> Known | None:
             at = low.find(first)
             if at < 0:
                 continue
-            size = len(first)
+            size = length = len(first)
             for piece in others:
                 at = low.find(piece, at + size)
                 if at < 0:
                     break
                 size = len(piece)
+                length += size
             else:
-                mine = (ROLES[known.role], known.confidence, len(first))
+                mine = (ROLES[known.role], known.confidence, length)
                 if mine > rank:
                     best, rank = known, mine
     return best

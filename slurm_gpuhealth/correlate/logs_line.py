@@ -15,12 +15,13 @@ IP = r"\d{1,3}(?:\.\d{1,3}){3}"
 PREFIXES = tuple(
     re.compile(pattern)
     for pattern in (
+        # those that say whose line it is, KEY of them
         r"\[rank(?P<rank>\d{1,6})\]:? ?",  # PyTorch
         r"\[default(?P<local>\d{1,3})\]:? ?",  # torchrun --tee
         r"\[\d{1,9},(?P<rank>\d{1,6})\]<std(?:err|out)>:? ?",  # mpirun --tag-output
-        r"\((?P<name>[A-Za-z][\w.:<>-]{0,60}) (?:rank=(?P<rank>\d{1,6}) )?pid=\d+(?:, ip=(?P<host>[\w.:-]{1,64}))?\) ?",  # Ray
-        r"\[(?P<rank>\d{1,6})\]:? ?(?=[A-Za-z\[ ])",  # mpiexec -l, MPICH
+        r"\([A-Za-z][\w.:<>-]{0,60} (?:rank=(?P<rank>\d{1,6}) )?pid=\d+(?:, ip=(?P<host>[\w.:-]{1,64}))?\) ?",  # Ray
         r"(?P<rank>\d{1,6}): ",  # srun --label
+        r"\[(?P<rank>\d{1,6})\]:? ?(?=[A-Za-z\[ ])",  # mpiexec -l, MPICH
         r"\[?[Rr]ank[ :_]?(?P<rank>\d{1,6})\]?[:,]? ",
         rf"(?P<host>{HOST}):\d{{1,8}}:\d{{1,8}} \[(?P<gpu>\d{{1,2}})\] ",  # NCCL
         rf"\[(?P<host>{HOST}):\d{{1,8}}(?::\d+:\d+)?\] ",  # Open MPI, UCX
@@ -30,19 +31,31 @@ PREFIXES = tuple(
         r"\[ {0,8}\d{1,9}\.\d{6}\] ",  # the kernel's clock
         r"(?:kernel|python\d?|slurm_script): ",
         r"\[?(?:ERROR|Error|error|WARNING|INFO|CRITICAL|FATAL|E|W|F)\]?[:|] ?(?=\S)",
-        rf"(?P<host>(?!(?:epoch|step|iter|iteration|rank|gpu|cuda|task|worker|fold|layer|device|line|exit)){HOST}?\d(?:\.[a-z][\w.-]{{0,60}})?): ",  # pdsh, DeepSpeed
+        # pdsh, clush, DeepSpeed
+        rf"(?P<host>(?!(?:epoch|step|iter|iteration|rank|gpu|cuda|task|worker|fold|layer|device|line|exit)){HOST}?\d"
+        r"(?:\.[a-z][\w.-]{0,60})?): ",
     )
 )
 RANK = re.compile(r"\b[Rr]ank[ :=]{1,3}(\d{1,6})\b|\b[Rr]ank(\d{1,6})\b|\brank      : (\d{1,6})")
 GPU = re.compile(r"\b(?:GPU|cuda:|[Dd]evice:? |local_rank[:=] ?)#? ?(\d{1,2})\b(?![:.]\w)")
-SRUN = re.compile(rf"(?:srun|slurmstepd)[\w-]*: error: ({HOST}): tasks? (\d{{1,6}})?")
+SRUN = re.compile(rf"(?:srun|slurmstepd)[\w-]*: error: ({HOST}): tasks? (?:(\d{{1,6}}):)?")
 ON = re.compile(
-    rf"\*\*\* (?:JOB|STEP) \S+ (?:ON|on) ({HOST}) |[Nn]ode failure on ({HOST})|\bon node ({HOST})\b|\bnode[:=]? ({HOST}\d)[,.]?(?:\s|$)|^\s*host +: ({HOST})"
+    rf"\*\*\* (?:JOB|STEP) \S+ (?:ON|on) ({HOST}) |[Nn]ode failure on ({HOST})|\bon node ({HOST})\b"
+    rf"|\bnode[:=]? ({HOST}\d)[,.]?(?:\s|$)|^\s*host +: ({HOST})"
 )
 PEER = re.compile(
-    rf"(?:from peer|remote peer|[Cc]onnect(?:ion)? (?:to|from|with|closed by)|recv from|send to|peer) \[?({IP}|{HOST}\d[\w.-]{{0,40}})\]?[<:,\s]"
+    r"(?:from peer|remote peer|[Cc]onnect(?:ion)? (?:to|from|with|closed by)|recv from|send to|peer) "
+    rf"\[?({IP}|{HOST}\d[\w.-]{{0,40}})\]?[<:,\s]"
 )
 ITERATION = re.compile(r"\b(?:iteration|iter|global_step|step)[ #:=]{1,12}(\d{1,12})\b", re.I)
+
+
+KEY = 6
+# By the character that a line begins with, to try few.
+SQUARE = tuple(prefix for prefix in PREFIXES if prefix.pattern.startswith(("\\[", "(?P<rank>", "\\[?")))
+DIGIT = tuple(prefix for prefix in PREFIXES if prefix.pattern.startswith(("(?P<rank>", "\\[?20")))
+ROUND = tuple(prefix for prefix in PREFIXES if prefix.pattern.startswith("\\("))
+LETTER = tuple(prefix for prefix in PREFIXES if prefix.pattern.startswith(("(?P<host>", "\\[?", "(?:")))
 
 
 class Line(NamedTuple):
@@ -65,7 +78,9 @@ def read(raw: bytes) -> Line:
     said: dict[str, str] = {}
     rest = text[:2000]
     for _ in range(6):
-        for prefix in PREFIXES:
+        first = rest[:1]
+        some = SQUARE if first == "[" else DIGIT if first.isdigit() else ROUND if first == "(" else LETTER
+        for prefix in some:
             found = prefix.match(rest)
             if found and found.end() < len(rest):
                 said.update((key, value) for key, value in found.groupdict().items() if value and key not in said)

@@ -7,7 +7,8 @@ import re
 from slurm_gpuhealth.correlate import logs_line
 
 NAME = re.compile(
-    r"(?:E\s+|Error executing job.{0,80}|\w+: )?((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z_]\w{0,80}(?:Error|Exception|Interrupt|Exit|Died|Warning|Timeout|Killed|OutOfMemory|StopIteration|Abort|Failure))(?=: |:$|\(|$)"
+    r"(?:E\s+|Error executing job.{0,80}|\w+: )?((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z_]\w{0,80}(?:Error|Exception|Interrupt"
+    r"|Exit|Died|Warning|Timeout|Killed|OutOfMemory|StopIteration|Abort|Failure))(?=: |:$|\(|$)"
 )
 FRAME = re.compile(r'\s*File "([^"\n]{1,400})", line \d+(?:, in (\S{1,80}))?')
 LIBRARY = re.compile(
@@ -63,7 +64,7 @@ def frame(block: bytes, at: int) -> str:
 
 def _prefix(text: str) -> tuple[str, ...]:
     """The rank or worker that a line is marked with."""
-    for pattern in logs_line.PREFIXES[:6]:
+    for pattern in logs_line.PREFIXES[: logs_line.KEY]:
         found = pattern.match(text)
         if found:
             return tuple(value or "" for value in found.groups())

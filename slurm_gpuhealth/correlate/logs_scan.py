@@ -16,11 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 WINDOW = 2048  # of a line, around what was found in it
+PROGRESS = re.compile(rb"\b(?:iteration|iter|global_step|step|epoch)\b[^\n]{0,40}\d")
+WENT_ON = 10
+"""Lines of progress after an error, within LATER bytes, that say that the job survived it: ranks that do not know yet
+that another one has died print a few."""
+LATER = 65536
 FLOOD = 300
 """Lines of one anchor in a block that are looked at one by one."""
 DIGITS = b"0123456789"
-XID = re.compile(rb"\bxid\b[^\d\n]{0,3}(?:\((?:pci:)?[^)\n]{0,40}\):? )?[^\d\n]{0,12}(\d{1,3})\b(.{0,200})")
+XID = re.compile(rb"\bxid\b[ :=#]{0,3}(?:\((?:pci:)?[^)\n]{0,40}\):? )?(?:error |code |is ){0,2}(\d{1,3})\b(.{0,200})")
 EXCEPTION = re.compile(rb"(?:error|exception|interrupt|exit|timeout|abort)(?::|\(|\s*$)")
+ROOT = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d{1,6})")
 PROGRAM = Known("exception", "application", "application", "first", 0.65, "code", "CPython")
 
 
@@ -34,11 +40,12 @@ class Hit(NamedTuple):
     frame: str
     said: logs_line.Line
     survived: bool = False
+    """The job went on after it."""
     file: int = 0
 
 
 def hits(block: bytes, low: bytes, begin: int, anchors: Iterable[bytes]) -> list[Hit]:
-    """Hits that begin at `begin` or later, in order, their `at` an offset in `block`; `low` is `block` in lower case."""
+    """Hits at `begin` or later, in order, their `at` an offset in `block`; `low` is `block` in lower case."""
     seen: dict[int, Hit | None] = {}
     for anchor in anchors:
         looked, at = 0, low.find(anchor, begin)
@@ -48,9 +55,9 @@ def hits(block: bytes, low: bytes, begin: int, anchors: Iterable[bytes]) -> list
                 looked += 1
                 seen[start] = hit(block, low, start, end)
             if looked >= FLOOD:
-                for start, end in _shapes(low, anchor, end):
-                    if start not in seen:
-                        seen[start] = hit(block, low, start, end)
+                for first, last in _shapes(low, anchor, end):
+                    if first not in seen:
+                        seen[first] = hit(block, low, first, last)
                 break
             at = low.find(anchor, max(end, at + 1))
     return [found for _, found in sorted(seen.items()) if found is not None]
@@ -100,6 +107,9 @@ def hit(block: bytes, low: bytes, start: int, end: int) -> Hit | None:
     if known is None:
         return None
     said = said or logs_line.read(block[start:end])
+    root = ROOT.search(block, start, end + 600) if b"root cause (first" in line else None
+    if root:
+        said = said._replace(host=root[1].decode(), rank=int(root[2]))
     where = ""
     if name and known.role != "cascade":
         where = logs_python.frame(block, start)
@@ -107,6 +117,12 @@ def hit(block: bytes, low: bytes, start: int, end: int) -> Hit | None:
             known = known._replace(confidence=min(0.95, known.confidence + 0.1))
     general = known.error in ("program error", "exception")
     return Hit(start, known, name if general and name else known.error, where, said)
+
+
+def survived(low: bytes, at: int) -> bool:
+    """Whether the job went on after the line at `at`."""
+    found = PROGRESS.finditer(low, low.find(b"\n", at, at + WINDOW) + 1 or len(low), at + LATER)
+    return sum(1 for _, _ in zip(found, range(WENT_ON))) == WENT_ON
 
 
 def xid(line: bytes) -> Known | None:

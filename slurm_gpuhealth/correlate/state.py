@@ -74,6 +74,8 @@ class Case(Kept):
     """Its application's share of the blame, which stands in `AppState.failed`."""
     blame: float = 0.0
     """Its nodes' share."""
+    lately: float = 0.0
+    """How much its application failed of late when it ended."""
 
     @classmethod
     def from_json(cls, data: list[Any]) -> Case:
@@ -176,6 +178,10 @@ class AppState(Kept):
     runs: float = 0.0
     failed: float = 0.0
     """Sum of its own share of the blame: a lemon does not raise it."""
+    lately: float = 0.0
+    """The same share over its last few runs: programs fail in bursts."""
+    ended: float = 0.0
+    """When its last run ended."""
     prints: list[Any] = field(default_factory=list)
     """Its last failures: [case, home, fingerprint, rank, iteration, nodes]."""
     judged: float = 0.0

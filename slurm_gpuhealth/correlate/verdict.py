@@ -36,6 +36,7 @@ STATES = {
 NODE_FAIL = {"application": 1e-4, "fabric": 0.2, "infrastructure": 0.05, "user": 1e-4}
 NODE_FAIL_NAMED, NODE_FAIL_OTHER = 0.35, 0.01
 CONTAINED, FOREIGN, SHARED = 5.0, 2.0, 15.0  # ratio: a contained error here, a hard one on another's GPU, one GPU twice
+BURST = 6 * 3600.0  # a program with a new bug fails again and again until it is mended
 LEAST = 0.02  # a log weight below this is not kept
 
 
@@ -159,7 +160,8 @@ def _priors(case: Case, days: float, state: State, leaves: Leaves, s: Suspicion)
 
 
 def failing(case: Case, state: State, s: Suspicion) -> float:
-    """How often the application fails by itself: its own record, drawn to the fleet's; this attempt left out."""
+    """How often the application fails by itself: its own record, drawn to the fleet's, or, where that is more, what it
+    does just now; this attempt left out."""
     shrink = 1.0 / growth(case.attempt.end, s.half_life)
     all_of = state.fleet
     failed, runs = max(0.0, all_of.failed * shrink - case.own), max(0.0, all_of.runs * shrink - 1)
@@ -169,7 +171,8 @@ def failing(case: Case, state: State, s: Suspicion) -> float:
         return max(s.least, mean)
     runs = max(0.0, app.runs * shrink - 1)
     failed = min(runs, max(0.0, app.failed * shrink - case.own))
-    return max(s.least, min(0.98, (failed + s.runs * mean) / (runs + s.runs)))
+    lately = max(case.lately, app.lately if abs(app.ended - case.attempt.end) < BURST else 0.0)
+    return max(s.least, min(0.98, max(lately, (failed + s.runs * mean) / (runs + s.runs))))
 
 
 def _again(case: Case, key: str, state: State) -> float:
