@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from slurm_gpuhealth.correlate import fleet, memory, suspects, suspicion
 from slurm_gpuhealth.correlate.cases import application, case_of, same_evidence
 from slurm_gpuhealth.correlate.state import SEEN, AppState, Case, FleetState, NodeState, Record, State
-from slurm_gpuhealth.correlate.verdict import BURST, LEAST, STATES, Judged, Leaves, failing, judge
+from slurm_gpuhealth.correlate.verdict import LEAST, STATES, Judged, Leaves, failing, judge
 from slurm_gpuhealth.correlate.weights import DAY, grid, growth, weigh
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ OPEN = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "RESIZIN
 CHANGED = 0.1  # a verdict whose confidence moves by less is not told again
 OFTEN = 1.5  # an application that turns out to fail so much more often, or less, has its last failures judged again
 RISE = 2.0  # a node whose odds of being bad change by this factor has its attempts judged again
+BURST = 6 * 3600.0  # a program with a new bug fails again and again until it is mended
 LATELY = 0.3  # the weight of an application's last run in its rate of late
 PRINTS = 8
 
@@ -255,9 +256,7 @@ class Correlator:
         if not 1 / OFTEN < rate / (app.judged or self.settings.failing) < OFTEN:
             app.judged = rate
             for other, home, *_ in app.prints:
-                record = self._record_of(other, home)
-                if other != key and record and (record.blame > 0.02 or record.hard):
-                    self._again(other, home)
+                self._as_often(other, home, case, app.lately)
         if not fleet.unexplained(case):
             return
         for leaf in {self.leaves.of[node] for node in case.attempt.nodes if node in self.leaves.of}:
@@ -269,6 +268,16 @@ class Correlator:
                 for other in others:
                     if other != key:
                         self._again(other, homes[other])
+
+    def _as_often(self, key: str, home: str, newer: Case, lately: float) -> None:
+        """Judge an earlier failure of an application by how often it fails now."""
+        record, node = self._record_of(key, home), self.state.nodes.get(home)
+        earlier = node.cases.get(key) if node else None
+        if not record or not earlier or earlier is newer or not (record.blame > 0.02 or record.hard):
+            return
+        if newer.attempt.end - earlier.attempt.end < BURST:
+            earlier.lately = max(earlier.lately, lately - earlier.own * LATELY * (1 - LATELY))
+        self._again(key, home)
 
     def _record_of(self, key: str, home: str) -> Record | None:
         node = self.state.nodes.get(home)

@@ -36,7 +36,6 @@ STATES = {
 NODE_FAIL = {"application": 1e-4, "fabric": 0.2, "infrastructure": 0.05, "user": 1e-4}
 NODE_FAIL_NAMED, NODE_FAIL_OTHER = 0.35, 0.01
 CONTAINED, FOREIGN, SHARED = 5.0, 2.0, 15.0  # ratio: a contained error here, a hard one on another's GPU, one GPU twice
-BURST = 6 * 3600.0  # a program with a new bug fails again and again until it is mended
 LEAST = 0.02  # a log weight below this is not kept
 
 
@@ -171,8 +170,7 @@ def failing(case: Case, state: State, s: Suspicion) -> float:
         return max(s.least, mean)
     runs = max(0.0, app.runs * shrink - 1)
     failed = min(runs, max(0.0, app.failed * shrink - case.own))
-    lately = max(case.lately, app.lately if abs(app.ended - case.attempt.end) < BURST else 0.0)
-    return max(s.least, min(0.98, max(lately, (failed + s.runs * mean) / (runs + s.runs))))
+    return max(s.least, min(0.98, max(case.lately, (failed + s.runs * mean) / (runs + s.runs))))
 
 
 def _again(case: Case, key: str, state: State) -> float:

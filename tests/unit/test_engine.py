@@ -126,7 +126,7 @@ class TestMetamorphic:
         for node, p in levels(one).items():
             assert levels(other)[node] == pytest.approx(p, abs=0.03), node
         changed = [job for job, verdict in first.items() if verdict.cause != second[job].cause]
-        assert len(changed) <= len(first) * 0.02
+        assert len(changed) <= len(first) * 0.05
 
     def test_one_failure_of_64_nodes_raises_none_of_them(self):
         for hours in (0.1, 6, 48, 200):
