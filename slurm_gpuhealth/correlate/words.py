@@ -26,7 +26,7 @@ def sure(confidence: float) -> str:
 
 
 def sides(cause: str, terms: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
-    """The sentences for and against `cause`, each the strongest first.
+    """The sentences for and against `cause`, each the strongest first; what was known before, of one cause alone, last.
 
     A term speaks for the cause by how much likelier it is under it than under the likeliest other one.
     """
@@ -37,8 +37,8 @@ def sides(cause: str, terms: Sequence[Mapping[str, Any]]) -> tuple[list[str], li
         others = [weight for name, weight in term["weights"].items() if name != cause]
         return float(term["weights"].get(cause, 0.0) - max(others, default=0.0))
 
-    ranked = sorted(terms, key=gain, reverse=True)
-    return [one["text"] for one in ranked if gain(one) > 0], [one["text"] for one in reversed(ranked) if gain(one) < 0]
+    ranked = sorted(terms, key=lambda one: (len(one["weights"]) == 1, -abs(gain(one))))
+    return [one["text"] for one in ranked if gain(one) > 0], [one["text"] for one in ranked if gain(one) < 0]
 
 
 def place(node: str | None, gpu: object, index: int | None = None) -> str:

@@ -49,7 +49,9 @@ def correlate(lab, **more):
     extra = "".join(f"{key} = {json.dumps(value)}\n" for key, value in more.items())
     lab.configure(MORE.format(lab=lab.lab) + extra)
     said = lab.gpuhealth("n5", "correlate", "--wait", "--json").splitlines()
-    return json.loads(next(line for line in said if line.startswith("{")))
+    done = [line for line in said if line.startswith("{")]
+    assert done, said
+    return json.loads(done[0])
 
 
 def verdict(lab, job, attempt=-1, **more):
