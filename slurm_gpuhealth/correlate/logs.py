@@ -27,7 +27,8 @@ CHUNK = 4 << 20
 BEFORE = logs_scan.WINDOW + 16384
 """Of the block before, to find the frames of a traceback that ends in this one."""
 WHOLE = 1 << 20
-"""Up to this size, and at both ends of what is longer, every pattern is sought."""
+"""At both ends of a file every pattern is sought, in the middle where its lines are much alike; else only what has
+one of a few words, and what stands near that."""
 AROUND = 4096
 """Bytes on both sides of a hit that are searched for every pattern in the middle of a long file."""
 PARALLEL = 64 << 20
@@ -99,11 +100,10 @@ def _halves(path: str, size: int) -> Found:
     middle = size // 2
     with ProcessPoolExecutor(2) as pool:
         first, second = pool.map(half, (path, path), (0, middle), (middle, size), (size, size))
-    return Found(
-        first.hits + [hit._replace(at=hit.at + first.lines) for hit in second.hits],
-        first.lines + second.lines,
-        {**second.ranks, **first.ranks},
-    )
+    kept = {_key(hit): hit for hit in first.hits}
+    for hit in second.hits:
+        kept.setdefault(_key(hit), hit._replace(at=hit.at + first.lines))
+    return Found(list(kept.values()), first.lines + second.lines, {**second.ranks, **first.ranks})
 
 
 def half(path: str, begin: int, end: int, size: int) -> Found:
@@ -119,17 +119,23 @@ def _pieces(fd: int, begin: int = 0, end: int = -1) -> Iterator[tuple[bytes, byt
     before = b""
     if end >= 0 and begin:
         before = os.pread(fd, min(begin, BEFORE), max(0, begin - BEFORE))
-    while end < 0 or begin < end:
-        block = os.pread(fd, min(CHUNK, end - begin), begin) if end >= 0 else _filled(fd)
+    while begin < end:
+        block = os.pread(fd, min(CHUNK, end - begin), begin)
         if not block:  # cut meanwhile
             return
         begin += len(block)
-        if end >= 0 and block[-1:] not in b"\r\n":  # the rest of the last line, which the next block does not report
-            block_end = os.pread(fd, logs_scan.WINDOW, begin).partition(b"\n")[0]
-            yield before, block + block_end
-        else:
-            yield before, block
+        # A line is of the block in which it begins.
+        yield before, block + os.pread(fd, logs_scan.WINDOW, begin).partition(b"\n")[0] * (block[-1:] != b"\n")
         before = block[-BEFORE:]
+    rest = b""
+    while end < 0 and (block := _filled(fd)):
+        block = rest + block
+        cut = block.rfind(b"\n", max(0, len(block) - logs_scan.WINDOW)) + 1 or len(block)
+        block, rest = block[:cut], block[cut:]
+        yield before, block
+        before = block[-BEFORE:]
+    if rest:
+        yield before, rest
 
 
 def _filled(fd: int) -> bytes:
@@ -140,7 +146,7 @@ def _filled(fd: int) -> bytes:
 
 
 def _stretch(pieces: Iterator[tuple[bytes, bytes]], line: int, size: int, done: int = 0) -> Found:
-    kept: dict[tuple[str, int | None, str], Hit] = {}
+    kept: dict[Any, Hit] = {}
     ranks: Map = {}
     begun = line
     for before, block in pieces:
@@ -148,18 +154,28 @@ def _stretch(pieces: Iterator[tuple[bytes, bytes]], line: int, size: int, done: 
         whole = before + block
         low = whole.lower()
         ends = size < 0 or done < WHOLE or done + len(block) > size - WHOLE
-        anchors = (*logs_known.words(low), *ALWAYS) if ends else logs_known.table().anchors
-        found = logs_scan.hits(whole, low, len(before), anchors)
-        if not ends:
-            found = _around(whole, low, len(before), found)
-        elif b" nranks " in low:
+        by_shape = None if b"\r" in block else logs_scan.alike(whole, low, len(before))
+        if by_shape is not None:
+            found = by_shape
+        elif ends:
+            found = logs_scan.hits(whole, low, len(before), (*logs_known.words(low), *ALWAYS))
+        else:
+            found = _around(
+                whole, low, len(before), logs_scan.hits(whole, low, len(before), logs_known.table().anchors)
+            )
+        if done < WHOLE or b" nranks " in low[: 1 << 16]:
             ranks.update(logs_judge.ranks(low, whole))
         for hit in _numbered(found, whole, low, line - before.count(b"\n")):
             if len(kept) < KEPT:
-                kept.setdefault((hit.error, hit.said.rank, hit.frame), hit)
+                kept.setdefault(_key(hit), hit)
         line += block.count(b"\n")
         done += len(block)
     return Found(list(kept.values()), line - begun, ranks)
+
+
+def _key(hit: Hit) -> Any:
+    """Of the hits with the same key in a file the first is kept."""
+    return hit.error, hit.said.rank, hit.frame
 
 
 def _plain(block: bytes) -> bytes:

@@ -158,9 +158,9 @@ def culprits(cause: Hit, hits: Sequence[Hit], told: Map, hosts: Sequence[str]) -
         said = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing[:8]))}"
         verb = "is" if len(missing) == 1 else "are"
         return list(dict.fromkeys(names))[:8], [f"{said} {verb} missing where the others wait"]
-    ends = _ends(hits, told) if waiting else []
-    if ends:
-        return ends, [f"the connections that broke single out {' and '.join(ends)}"]
+    ends = _ends(hits, told) if waiting else None
+    if ends is not None:
+        return ends, [f"the connections that broke single out {' and '.join(ends)}"] if ends else []
     died = _first_to_die(hits) if waiting or cause.known.role == "confirm" else None
     hit = died or cause
     host = hit.said.host or _host(hit.said.rank, told, hosts)
@@ -183,13 +183,16 @@ def _missing(hits: Sequence[Hit], told: Map) -> list[int]:
     return absent if len(absent) <= max(1, world // 16) else []
 
 
-def _ends(hits: Sequence[Hit], told: Map) -> list[str]:
-    """The rule of two ends: what only two hosts see singles out both; a peer to which all lead, that one."""
+def _ends(hits: Sequence[Hit], told: Map) -> list[str] | None:
+    """The rule of two ends: what only two hosts see singles out both; a peer to which all lead, that one; else
+    nobody. None where no connection is named."""
     pairs = set()
     for hit in hits:
         if hit.known.kind == "communication" and hit.said.peer:
             peer = told.get(hit.said.peer, hit.said.peer)
             pairs.add((hit.said.host or "", peer.partition("<")[0]))
+    if not pairs:
+        return None
     ends = {end for pair in pairs for end in pair if end}
     peers = {peer for _, peer in pairs}
     if len(ends) == 2 and len(peers) <= 2:

@@ -104,7 +104,7 @@ def read(raw: bytes) -> Line:
         found = ON.search(head)
         host = next((one for one in found.groups() if one), None) if found else None
     peer = PEER.search(head) if "eer" in head or "onnect" in head or "recv from" in head or "send to" in head else None
-    shown = "".join(c if c.isprintable() else "?" for c in head)
+    shown = head if head.isprintable() else "".join(c if c.isprintable() else "?" for c in head)
     return Line(rest, shown, int(rank) if rank else None, host, int(gpu) if gpu else None, when(text), peer and peer[1])
 
 

@@ -23,6 +23,10 @@ that another one has died print a few."""
 LATER = 65536
 FLOOD = 300
 """Lines of one anchor in a block that are looked at one by one."""
+VARIED = 2000
+"""Shapes in a block up to which it is read by shape."""
+MOST = 5000
+"""Lines of a block that are read one by one."""
 DIGITS = b"0123456789"
 XID = re.compile(rb"\bxid\b[ :=#]{0,3}(?:\((?:pci:)?[^)\n]{0,40}\):? )?(?:error |code |is ){0,2}(\d{1,3})\b(.{0,200})")
 EXCEPTION = re.compile(rb"(?:error|exception|interrupt|exit|timeout|abort)(?::|\(|\s*$)")
@@ -51,7 +55,7 @@ def hits(block: bytes, low: bytes, begin: int, anchors: Iterable[bytes]) -> list
         looked, at = 0, low.find(anchor, begin)
         while at >= 0:
             start, end = _bounds(low, at)
-            if start not in seen:
+            if start not in seen and (start >= begin or not begin):
                 looked += 1
                 seen[start] = hit(block, low, start, end)
             if looked >= FLOOD:
@@ -61,6 +65,36 @@ def hits(block: bytes, low: bytes, begin: int, anchors: Iterable[bytes]) -> list
                 break
             at = low.find(anchor, max(end, at + 1))
     return [found for _, found in sorted(seen.items()) if found is not None]
+
+
+def alike(block: bytes, low: bytes, begin: int) -> list[Hit] | None:
+    """The same as `hits` with every pattern, where lines differ in little but their digits; None where they don't.
+
+    One line of each shape is read, and all of the shapes that speak of a failure.
+    """
+    if begin and low[begin - 1 : begin] != b"\n":  # a line is of the block in which it begins
+        begin = low.find(b"\n", begin) + 1 or len(low)
+    shapes = low[begin:].translate(None, DIGITS).split(b"\n")
+    if len(shapes) < 2 or len(first := dict(zip(reversed(shapes), reversed(range(len(shapes)))))) > VARIED:
+        return None
+    lines = low[begin:].split(b"\n")
+    if max(map(len, first)) > WINDOW:
+        return None
+    bad = {shape for shape, number in first.items() if speaks(lines[number])}
+    if not bad:
+        return []
+    found, at, left = [], begin, MOST
+    for line, shape in zip(lines, shapes):
+        if shape in bad and left:
+            left -= 1
+            found.append(hit(block, low, at, at + len(line)))
+        at += len(line) + 1
+    return [one for one in found if one is not None]
+
+
+def speaks(line: bytes) -> bool:
+    known = logs_known.recognise(line, logs_known.words(line))
+    return b"xid" in line or EXCEPTION.search(line) is not None or (known is not None and known.role != "noise")
 
 
 def _bounds(low: bytes, at: int) -> tuple[int, int]:

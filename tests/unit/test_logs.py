@@ -1,0 +1,148 @@
+"""What a job's log says: the labelled samples, ranks and hosts, fingerprints, and what is in patterns.toml."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from slurm_gpuhealth.correlate import logs, logs_known, logs_python
+from slurm_gpuhealth.correlate.logs import read_text
+from slurm_gpuhealth.correlate.logs_known import tomllib
+from slurm_gpuhealth.correlate.model import CAUSES, Reading
+
+ROOT = Path(__file__).parents[2]
+SAMPLES = [json.loads(line) for line in (ROOT / "tests/corpus/joblogs/samples.jsonl").open()]
+PATTERNS = tomllib.loads((ROOT / "slurm_gpuhealth/correlate/patterns.toml").read_text())
+KINDS = ("hardware", "application", "communication", "infrastructure", "user", "memory", "crash", "numeric", "thermal")
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=[sample["id"] for sample in SAMPLES])
+def test_a_sample_is_read_as_its_label_says(sample: dict) -> None:
+    reading = read_text(sample["text"])
+    assert reading.verdict in sample["acceptable"]
+    assert reading.cause is not None or reading == Reading()
+    said = {**reading._asdict(), "hosts": list(reading.hosts)}
+    said |= {"line": reading.cause.line, "gpu": reading.cause.gpu} if reading.cause else {}
+    for key in ("rank", "hosts", "frame", "error", "iteration", "line", "gpu"):
+        if key in sample:
+            assert said[key] == sample[key], key
+
+
+def test_text_alone_is_never_more_sure_of_a_node_than_to_have_it_tested() -> None:
+    blamed = [reading for reading in (read_text(one["text"]) for one in SAMPLES) if reading.verdict == "node"]
+    assert len(blamed) > 8
+    assert max(reading.confidence for reading in blamed) <= 0.85
+    text = "uncorrectable ECC error\nGPU is lost\nuncorrectable NVLink error\n" * 50
+    assert read_text(text).confidence <= 0.85
+
+
+def test_few_samples_are_unknown_and_none_blames_a_node_wrongly() -> None:
+    confusion = Counter((one["acceptable"][0], read_text(one["text"]).verdict) for one in SAMPLES)
+    assert sum(number for (_, said), number in confusion.items() if said == "unknown") <= 0.2 * len(SAMPLES)
+    assert {label for label, said in confusion if said == "node"} <= {"node"}
+
+
+def test_a_log_that_speaks_of_no_failure_says_nothing() -> None:
+    for text in ("", "epoch 3: step 900: loss 2.31\n", "0 errors, 0 warnings\nno error\nvalidation error: 0.31\n"):
+        assert read_text(text) == Reading()
+
+
+def test_the_fingerprint_is_the_same_on_every_node_rank_and_run() -> None:
+    made = {
+        read_text(
+            f"[rank{rank}]: Traceback (most recent call last):\n"
+            f'[rank{rank}]:   File "/home/{user}/r{rank}/train.py", line {line}, in step\n'
+            f"[rank{rank}]: RuntimeError: shard /data/{user}/{rank}.bin at 0x7f{line:06x}, "
+            f"{line} rows on n{rank}: 'mask'"
+        ).fingerprint
+        for rank, user, line in ((0, "kim", 12), (17, "lee", 99), (3, "o", 1024))
+    }
+    assert len(made) == 1
+    assert "'mask'" in made.pop()
+
+
+def test_another_key_or_frame_or_class_is_another_fingerprint() -> None:
+    trace = 'Traceback (most recent call last):\n  File "/h/train.py", line 3, in {}\n{}: {}\n'
+    made = [
+        read_text(trace.format(*one)).fingerprint
+        for one in (
+            ("f", "KeyError", "'a'"),
+            ("f", "KeyError", "'b'"),
+            ("g", "KeyError", "'a'"),
+            ("f", "IndexError", "'a'"),
+        )
+    ]
+    assert len(set(made)) == 4
+
+
+def test_a_data_type_stays_in_the_fingerprint() -> None:
+    one, other = (
+        logs_python.fingerprint("RuntimeError", "", f"expected {kind} at row 7") for kind in ("float32", "int64")
+    )
+    assert one != other
+    assert one.endswith("float32 at row #")
+
+
+def test_library_frames_are_not_the_users() -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/home/kim/my.py", line 1, in go\n'
+        '  File "/opt/conda/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1, in _call_impl\n'
+        '  File "<frozen importlib>", line 1, in f\nValueError: bad\n'
+    )
+    assert read_text(text).frame == "my.py:go"
+
+
+def test_the_missing_rank_is_named_and_its_host_guessed_from_the_jobs_nodes_only_where_ranks_are_in_blocks() -> None:
+    text = "world_size=8\n[E] Ranks 5 failed to pass monitoredBarrier in 60000 ms\n"
+    assert read_text(text, ("a", "b", "c", "d")).hosts == ("c",)
+    assert read_text(text, ("a", "b", "c")).hosts == ()
+
+
+def test_a_reset_that_many_pairs_see_singles_out_nobody() -> None:
+    line = "g00{}:1:2 [0] NCCL WARN NET/IB : Got completion from peer g00{}<4> with status=12 opcode=0 vendor err 129"
+    assert read_text("\n".join(line.format(*pair) for pair in ((1, 2), (3, 4), (5, 6)))).hosts == ()
+
+
+def test_an_address_becomes_its_host_where_nccl_said_whose_it_is() -> None:
+    text = (
+        "g004:1:2 [0] NCCL INFO Bootstrap : Using ib0:10.0.0.4<0>\n"
+        "g001:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.4<5> with status=12 opcode=0 vendor err 129\n"
+    )
+    assert read_text(text).hosts == ("g001", "g004")
+
+
+def test_a_reading_survives_json_and_back() -> None:
+    for one in SAMPLES:
+        reading = read_text(one["text"])
+        assert logs.from_dict(json.loads(json.dumps(logs.to_dict(reading)))) == reading
+
+
+def test_every_known_failure_has_its_role_cause_kind_source_and_an_advice_that_is_written() -> None:
+    for row in PATTERNS["known"]:
+        assert row["role"] in logs_known.ROLES
+        assert row["cause"] in CAUSES
+        assert row["kind"] in (("",) if row["role"] == "noise" else KINDS)
+        assert row["source"]
+        assert row["advice"] in PATTERNS["advice"]
+        assert row["confidence"] <= (0.85 if row["cause"] == "node" else 0.95)
+
+
+def test_every_pattern_is_found_by_its_word_in_lower_case_and_stands_once() -> None:
+    lines = [line for row in PATTERNS["known"] for line in row["lines"]]
+    assert len(lines) == len(set(lines))
+    for row in PATTERNS["known"]:
+        for line in row["lines"]:
+            assert line == line.lower()
+            written = line.replace(" * ", " between ").encode()
+            found = logs_known.recognise(written, logs_known.words(written))
+            assert found is not None, line
+            assert logs_known.ROLES[found.role] >= logs_known.ROLES[row["role"]], line
+
+
+def test_the_users_last_word_does_not_hide_what_went_wrong_before() -> None:
+    stop = "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***"
+    assert read_text(f"{stop}\nRuntimeError: Connection reset by peer\nValueError: half a batch").verdict == "user"
+    assert read_text(f"ValueError: half a batch\n{stop}").verdict == "application"
