@@ -83,7 +83,7 @@ def _tests(node: NodeState, time: float, grid: Grid, s: Suspicion) -> float:
         if when < node.repaired or not level.isdigit():
             continue
         recall = s.recall[min(max(int(level), 1), 4) - 1]
-        worth = 2.0 ** (-abs(time - when) / grid.half_life)
+        worth = math.exp(-abs(time - when) * grid.change)
         if good:
             passed = min(passed, worth * math.log((1 - recall) / s.specificity))
         else:
@@ -184,29 +184,30 @@ class Tally:
             counted, start = self.counted(), self.before
             levels = [one * math.exp(counted.share * said) for one, said in zip(start.levels, counted.weights)]
             total = sum(levels)
-            self.known = start._replace(levels=[one / total for one in levels], time=counted.until)
+            self.known = At([one / total for one in levels], counted.until, start.days, start.jobs)
         return self.known
 
     def _carried(self, start: At, time: float, days: float, jobs: float) -> At:
-        """To a later time, through the days and jobs in between, in which nothing happened."""
-        g = self.grid
-        span = max(0.0, time - start.time) / g.half_life * math.log(2) if start.time else 0.0
+        """To a later time, through the days and jobs in between, in which nothing happened; not yet adding up to 1."""
+        g, levels = self.grid, []
+        span = max(0.0, time - start.time) * g.change if start.time else 0.0
         more, runs = max(0.0, days - start.days), max(0.0, jobs - start.jobs)
-        if not span and not more and not runs:
-            return start
-        levels = []
         for one, prior, worse, survive in zip(start.levels, g.prior, g.worse, g.survive):
             rate = span + worse * more - survive * runs
-            gone = -math.expm1(-rate)
-            levels.append(one * (1 - gone) + (prior * span * gone / rate if rate else 0.0))
-        total = sum(levels)
-        return At([one / total for one in levels], max(time, start.time), max(days, start.days), max(jobs, start.jobs))
+            if rate > 1e-12:
+                stays = math.exp(-rate)
+                levels.append(one * stays + prior * span * (1 - stays) / rate)
+            else:
+                levels.append(one)
+        return At(levels, max(time, start.time), start.days + more, start.jobs + runs)
 
     def counted(self) -> Group:
         """The last incident, with the share that counts."""
         last = self.last
         assert last is not None  # noqa: S101 - callers have looked
-        return last._replace(share=0.5 ** self._load(last)) if last.user and not last.hard else last
+        if not last.user or last.hard or last.user not in self.load:
+            return last
+        return last._replace(share=0.5 ** self._load(last))
 
     def _load(self, group: Group) -> float:
         when, much = self.load.get(group.user, (group.time, 0.0))
@@ -272,7 +273,7 @@ def tied(found: list[Group], time: float, grid: Grid) -> dict[str, float]:
     shares: dict[str, float] = {}
     total = 0.0
     for group in found:
-        much = max(group.weights) * group.share * 2.0 ** (-abs(time - group.until) / grid.half_life)
+        much = max(group.weights) * group.share * math.exp(-abs(time - group.until) * grid.change)
         total += max(0.0, much)
         if group.gpu is not None:
             shares[str(group.gpu)] = shares.get(str(group.gpu), 0.0) + max(0.0, much)

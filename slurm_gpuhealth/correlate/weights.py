@@ -69,7 +69,8 @@ class Grid(NamedTuple):
     """log(1 - start)."""
     seen: Row
     """log likelihood of a hard event out of any job, over that of level 0."""
-    half_life: float
+    change: float
+    """Which share of the nodes changes its level, a second."""
 
 
 @lru_cache(maxsize=8)
@@ -84,7 +85,7 @@ def grid(s: Suspicion) -> Grid:
         tuple(s.starts),
         tuple(math.log1p(-one) for one in s.starts),
         tuple(math.log(rate / rates[0]) for rate in rates),
-        s.half_life,
+        math.log(2) / s.half_life,
     )
 
 
