@@ -66,6 +66,8 @@ class Correlator:
             return None
         if again and key not in home.cases:
             return None  # so long ago that it is forgotten
+        if again:  # its record may have grown since, the submit line too: it stays the application that it was booked on
+            name = home.cases[key].application
         case = case_of(attempt, name)
         if again:
             before = home.cases[key]

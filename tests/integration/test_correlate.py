@@ -50,7 +50,7 @@ def correlate(lab, **more):
     lab.configure(MORE.format(lab=lab.lab) + extra)
     said = lab.gpuhealth("n5", "correlate", "--wait", "--json").splitlines()
     done = [line for line in said if line.startswith("{")]
-    assert done, said
+    assert done, "\n".join(said)[-3000:]
     return json.loads(done[0])
 
 

@@ -135,3 +135,12 @@ def test_jobs_without_gpus_say_nothing_of_a_node_where_accounting_counts_gpus(gi
         engine, schema.attempt, **{**ATTEMPT, "job": 9, "gpu_seconds": 0.0, "start": ATTEMPT["end"]}
     )  # too short to tell
     assert sorted(one.job for one in run.judge(engine, given, {}, NOW)[0]) == [7, 9]
+
+
+def test_an_attempt_whose_record_has_grown_since_is_judged_again_in_its_place(given, engine):
+    add(engine, schema.attempt, **ATTEMPT)
+    run.judge(engine, given, {}, NOW)
+    with engine.begin() as db:
+        db.execute(sql.update(schema.attempt).values(submit="6dfd7e08", state="TIMEOUT", fed=None))
+    assert [one.cause for one in run.judge(engine, given, {}, NOW + 60)[0]] == ["user"]
+    assert [row["cause"] for row in rows(engine, schema.verdict)] == ["user"]

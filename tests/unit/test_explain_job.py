@@ -76,7 +76,7 @@ def test_each_attempt_is_told_with_what_speaks_for_and_against_and_what_was_done
     said = ask("7").output
     assert "Job 7, attempt 1 of 2 of alice, 'train': FAILED" in said
     assert "It died of the node, n1 GPU3. Confidence high (0.95)." in said
-    assert said.index("for: Xid 79 on n1") < said.index("against: n1 fails once a year")
+    assert said.index("for: Xid 79 on n1") < said.index("against: its log blames the program")
     assert "requeue: requeued" in said
     assert "What to do: requeue it as it is" in said
     assert "attempt 2 of 2" in said
