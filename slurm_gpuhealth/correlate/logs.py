@@ -147,6 +147,7 @@ def _filled(fd: int) -> bytes:
 
 def _stretch(pieces: Iterator[tuple[bytes, bytes]], line: int, size: int, done: int = 0) -> Found:
     kept: dict[Any, Hit] = {}
+    seen: set[tuple[bytes, bytes]] = set()
     ranks: Map = {}
     begun = line
     for before, block in pieces:
@@ -154,7 +155,7 @@ def _stretch(pieces: Iterator[tuple[bytes, bytes]], line: int, size: int, done: 
         whole = before + block
         low = whole.lower()
         ends = size < 0 or done < WHOLE or done + len(block) > size - WHOLE
-        by_shape = None if b"\r" in block else logs_scan.alike(whole, low, len(before))
+        by_shape = None if b"\r" in block else logs_scan.alike(whole, low, len(before), seen)
         if by_shape is not None:
             found = by_shape
         elif ends:

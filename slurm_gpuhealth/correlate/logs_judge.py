@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SURE = 0.8
 """From this confidence on a failure outranks what is less sure, wherever it stands."""
+BAND = 0.2
+"""Of what is not sure, the earliest of those about as likely as the likeliest."""
 CAP = {"node": 0.85}
 COLLATERAL = 20
 LISTED = r"[\[{(]?(\d{1,6}(?: ?, ?\d{1,6}){0,200})[\]})]?"
@@ -117,7 +119,8 @@ def first_cause(hits: Sequence[Hit]) -> Hit:
         return _earliest(hit for hit in said if hit.known.confidence >= best)
     first = [hit for hit in first if not hit.survived] or first
     sure = [hit for hit in first if hit.known.confidence >= SURE]
-    cause = _earliest(sure or first)
+    best = max(hit.known.confidence for hit in first)
+    cause = _earliest(sure or [hit for hit in first if hit.known.confidence > best - BAND])
     if cause.known.cause == "user":
         before = [hit for hit in first if hit.known.cause != "user" and _order(hit) < _order(cause)]
         cause = _earliest(before) if before else cause

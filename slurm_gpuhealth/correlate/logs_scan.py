@@ -26,7 +26,8 @@ FLOOD = 300
 VARIED = 2000
 """Shapes in a block up to which it is read by shape."""
 MOST = 5000
-"""Lines of a block that are read one by one."""
+"""Lines of a file that are read one by one."""
+WHO = re.compile(rb"\brank[ :=_]?\d+|^\[?\d+[\]:]|^\[\d+,\d+\]|\b[a-z][a-z._-]*\d+(?=:)")
 DIGITS = b"0123456789"
 XID = re.compile(rb"\bxid\b[ :=#]{0,3}(?:\((?:pci:)?[^)\n]{0,40}\):? )?(?:error |code |is ){0,2}(\d{1,3})\b(.{0,200})")
 EXCEPTION = re.compile(rb"(?:error|exception|interrupt|exit|timeout|abort)(?::|\(|\s*$)")
@@ -67,10 +68,11 @@ def hits(block: bytes, low: bytes, begin: int, anchors: Iterable[bytes]) -> list
     return [found for _, found in sorted(seen.items()) if found is not None]
 
 
-def alike(block: bytes, low: bytes, begin: int) -> list[Hit] | None:
+def alike(block: bytes, low: bytes, begin: int, seen: set[tuple[bytes, bytes]]) -> list[Hit] | None:
     """The same as `hits` with every pattern, where lines differ in little but their digits; None where they don't.
 
-    One line of each shape is read, and all of the shapes that speak of a failure.
+    One line of each shape is read, and of the shapes that speak of a failure one for each rank or host; `seen` keeps
+    them from block to block.
     """
     if begin and low[begin - 1 : begin] != b"\n":  # a line is of the block in which it begins
         begin = low.find(b"\n", begin) + 1 or len(low)
@@ -83,11 +85,14 @@ def alike(block: bytes, low: bytes, begin: int) -> list[Hit] | None:
     bad = {shape for shape, number in first.items() if speaks(lines[number])}
     if not bad:
         return []
-    found, at, left = [], begin, MOST
+    found, at = [], begin
     for line, shape in zip(lines, shapes):
-        if shape in bad and left:
-            left -= 1
-            found.append(hit(block, low, at, at + len(line)))
+        if shape in bad:
+            who = WHO.search(line)
+            key = shape, who[0] if who else b""
+            if key not in seen and len(seen) < MOST:
+                seen.add(key)
+                found.append(hit(block, low, at, at + len(line)))
         at += len(line) + 1
     return [one for one in found if one is not None]
 
