@@ -46,8 +46,9 @@ def test_few_samples_are_unknown_and_none_blames_a_node_wrongly() -> None:
 
 
 def test_a_log_that_speaks_of_no_failure_says_nothing() -> None:
-    for text in ("", "epoch 3: step 900: loss 2.31\n", "0 errors, 0 warnings\nno error\nvalidation error: 0.31\n"):
-        assert read_text(text) == Reading()
+    ordinary = (ROOT / "tests/corpus/joblogs/ordinary.txt").read_text()
+    for text in ("", "0 errors, 0 warnings\nno error\nvalidation error: 0.31\n", *ordinary.splitlines(), ordinary):
+        assert read_text(text) == Reading(), text
 
 
 def test_the_fingerprint_is_the_same_on_every_node_rank_and_run() -> None:
@@ -140,6 +141,11 @@ def test_every_pattern_is_found_by_its_word_in_lower_case_and_stands_once() -> N
             found = logs_known.recognise(written, logs_known.words(written))
             assert found is not None, line
             assert logs_known.ROLES[found.role] >= logs_known.ROLES[row["role"]], line
+
+
+def test_a_weak_sign_at_the_start_is_no_rival_of_what_ended_the_job() -> None:
+    text = "ls: cannot access '/opt/site/env.sh': No such file or directory\n[rank2]: KeyError: 'mask'\n"
+    assert read_text(text).error == "KeyError"
 
 
 def test_the_users_last_word_does_not_hide_what_went_wrong_before() -> None:
