@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_gpuhealth.correlate import logs_known, logs_line, logs_python
 from slurm_gpuhealth.correlate.logs_known import Known
+from slurm_gpuhealth.xid import advise, catalog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -169,8 +170,6 @@ def xid(line: bytes) -> Known | None:
     found = XID.search(line)
     if not found:
         return None
-    from slurm_gpuhealth.xid import advise
-
     code = int(found[1])
     before = re.search(rb"caused by previous xid (\d{1,3})", line) if code == 45 else None
     if before:
@@ -182,3 +181,10 @@ def xid(line: bytes) -> Known | None:
     if cls == "application":
         return Known(error, "application", "application", "first", 0.6, "kernel", source)
     return Known(error, "unknown", "crash", "confirm", 0.4, "again", source)
+
+
+def ready() -> None:
+    """Read in the tables, for who may not open files later."""
+    logs_known.table()
+    for name in ("xids", "nvlink5"):
+        catalog.load(name)

@@ -121,6 +121,13 @@ def test_a_reading_survives_json_and_back() -> None:
         assert logs.from_dict(json.loads(json.dumps(logs.to_dict(reading)))) == reading
 
 
+def test_after_an_empty_text_no_file_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_text("")
+    monkeypatch.setattr("builtins.open", None)
+    for one in SAMPLES:
+        read_text(one["text"])
+
+
 def test_every_known_failure_has_its_role_cause_kind_source_and_an_advice_that_is_written() -> None:
     for row in PATTERNS["known"]:
         assert row["role"] in logs_known.ROLES
