@@ -66,7 +66,7 @@ class Correlator:
             return None
         if again and key not in home.cases:
             return None  # so long ago that it is forgotten
-        if again:  # its record may have grown since, the submit line too: it stays the application that it was booked on
+        if again:  # its record may have grown since, also by a submit line: it stays the application that it was
             name = home.cases[key].application
         case = case_of(attempt, name)
         if again:
