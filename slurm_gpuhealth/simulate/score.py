@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.simulate.cases import Case
 
 OURS = "ours"
-THRESHOLDS = tuple(step / 100 for step in (1, 2, 3, 4, 5, 6, 8, *range(10, 100, 2), 95))
+THRESHOLDS = tuple(step / 100 for step in (1, 2, 3, 4, 5, 6, 8, *range(10, 100, 2), 95, 99))
 POLICIES = (*RIVALS, OURS)
 ONE_OFF = 14 * DAY
 """A flag this long after a true fault of a good node is a one-off: a test was right, a repair is not."""
