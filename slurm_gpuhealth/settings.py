@@ -251,7 +251,7 @@ class Suspicion:
     """Failures a day of allocated time, by level; the first is a good node's."""
     starts: tuple[Number, ...] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5)
     """Share of its jobs that a node of that level kills whatever they do. The last level's look like the program's."""
-    priors: tuple[Number, ...] = (0.984, 0.006, 0.0042, 0.003, 0.0018, 0.0006, 0.0004)
+    priors: tuple[Number, ...] = (0.985, 0.002, 0.004, 0.005, 0.003, 0.0006, 0.0004)
     half_life: Seconds = 5184000.0
     horizon: Seconds = 2419200.0
     """How far back attempts are judged again."""

@@ -124,8 +124,8 @@ def _with_rung(
     p = one.p_lemon
     users = {record.user for record in node.records.values() if record.blame >= 0.1}
     others = one.applications >= s.clusters and len(users) >= 2 and sure
-    # L3 and L4 take the node out of service: without a hard event, one rung's more suspicion, and two users' failures.
-    l3, l4 = (s.l3, s.l4) if one.hard else (s.l4, s.rma) if len(users) >= 2 else (2.0, 2.0)
+    # L3 and L4 take the node out: without a hard event at one rung's more suspicion, and for failures of three users.
+    l3, l4 = (s.l3, s.l4) if one.hard else (s.l4, s.rma) if len(users) >= s.clusters else (2.0, 2.0)
     rung = ""
     if p >= s.rma and (one.hard or (others and not wave)):
         rung = "RMA"
