@@ -15,7 +15,7 @@ COMMANDS = {  # name, also of its module here (`import_` where Python has the wo
     "resume": "Give back a node that gpuhealth drained.",
     "undrain": "Give back many nodes at once, and acknowledge why.",
     "ladder": "Where held nodes stand, and each step; cancel one.",
-    "explain": "What a job died of.",
+    "explain": "What a job died of: by its number, or its log alone.",
     "jobs": "The failed jobs, and what they died of.",
     "lemons": "The nodes that are worse than their peers for their jobs.",
     "correlate": "Judge what is new, on the controller, and act on it.",
