@@ -25,7 +25,7 @@ def forward(batch):
 forward(8)
 END
 """
-DIES = "sleep 5; echo 'RuntimeError: CUDA error: uncorrectable ECC error encountered' >&2; exit 1"
+DIES = "echo step 1; sleep 5; echo 'RuntimeError: CUDA error: uncorrectable ECC error encountered' >&2; exit 1"
 LONG = "echo restart ${SLURM_RESTART_COUNT:-0} on $SLURMD_NODENAME; sleep 1; echo done"
 CORRELATOR = """
 [store]
@@ -128,7 +128,7 @@ def story(lab: Lab) -> None:
 
     say("5. Memory of GPU 1 of n3 fails under a job: the job dies, n3 resets the GPU, tests it, and comes back")
     died = lab.submit(DIES, gres="gpu:8", nodelist="n3", job_name="train")
-    lab.wait(died, "RUNNING")
+    until(lambda: (lab.lab / f"out/{died}").exists() and "step 1" in lab.output(died), "its first step", 60)
     lab.inject("n3", "xid", 48, "--gpu", 1)
     lab.wait(died, "FAILED")
     print(lab.until_reason("n3", "gpuhealth:"))

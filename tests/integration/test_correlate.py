@@ -70,6 +70,12 @@ def lemons(lab):
     return {row["node"]: row for row in map(json.loads, lab.gpuhealth("n5", "lemons", "--json").splitlines())}
 
 
+def begun(lab, job):
+    """Wait for the script itself: Slurm says RUNNING when the prolog begins, which would find the fault."""
+    out = lab.lab / "out" / str(job)
+    until(lambda: out.exists() and "begun" in out.read_text(), f"job {job} begun", 60)
+
+
 def ended(lab, job, states="FAILED"):
     lab.wait(job, states)
     return job
@@ -90,11 +96,11 @@ def test_a_bug_follows_its_user_over_the_nodes_and_the_nodes_are_left_alone(lab)
 def test_a_bad_node_that_kills_the_jobs_of_both_users_is_found_tested_and_the_others_untouched(lab):
     jobs = []
     for user in ("games", OTHER):
-        job = lab.submit("sleep 8; exit 1", user=user, gres="gpu:8", nodelist="n2", job_name=f"{user}-run")
-        lab.wait(job, "RUNNING")
+        job = lab.submit("echo begun; sleep 8; exit 1", user=user, gres="gpu:8", nodelist="n2", job_name=f"{user}-run")
+        begun(lab, job)
         lab.inject("n2", "xid", 119, "--gpu", 3)
         jobs.append(ended(lab, job))
-        lab.until_reason("n2", "gpuhealth:Xid119 GPU3 L3")
+        lab.until_reason("n2", "gpuhealth:Xid119 GPU3 L")
         time.sleep(7)
         lab.run("scontrol", "update", "NodeName=n2", "State=RESUME", check=False)
     found = [verdict(lab, job, comment=True) for job in jobs]
@@ -141,9 +147,9 @@ def test_of_a_job_on_two_nodes_one_died_and_the_job_succeeds_elsewhere(lab):
 
 def test_a_job_that_died_of_its_node_is_put_back_and_ends_well_elsewhere(lab):
     job = lab.submit(
-        "test $SLURM_RESTART_COUNT && exit 0; sleep 6; exit 1", gres="gpu:8", nodes=1, exclude="n2,n3,n4,n5"
+        "test $SLURM_RESTART_COUNT && exit 0; echo begun; sleep 6; exit 1", gres="gpu:8", nodes=1, exclude="n2,n3,n4,n5"
     )
-    lab.wait(job, "RUNNING")
+    begun(lab, job)
     lab.inject("n1", "xid", 79, "--gpu", 5)
     ended(lab, job)
     lab.run("scontrol", "update", f"JobId={job}", "ExcNodeList=", check=False)
