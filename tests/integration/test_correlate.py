@@ -100,7 +100,7 @@ def test_a_bad_node_that_kills_the_jobs_of_both_users_is_found_tested_and_the_ot
         begun(lab, job)
         lab.inject("n2", "xid", 119, "--gpu", 3)
         jobs.append(ended(lab, job))
-        lab.until_reason("n2", "gpuhealth:Xid119 GPU3 L")
+        lab.until_reason("n2", "gpuhealth:Xid119 GPU3")
         time.sleep(7)
         lab.run("scontrol", "update", "NodeName=n2", "State=RESUME", check=False)
     found = [verdict(lab, job, comment=True) for job in jobs]
