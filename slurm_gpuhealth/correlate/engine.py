@@ -191,7 +191,8 @@ class Correlator:
         case.blame = judged.verdict.masses["node"]
         for name in case.attempt.nodes:
             node = self._node(name)
-            if case.attempt.end > node.repaired:
+            # What a node has forgotten stays so: it could not say any more how many jobs it had by then.
+            if case.attempt.end > node.repaired and (fresh or key in node.records):
                 self._record(node, name, case, key, judged)
         return judged.verdict
 

@@ -295,6 +295,20 @@ class TestState:
                 sizes.append(sum(len(json.dumps(node.to_json())) for node in correlator.state.nodes.values()))
         assert sizes[1] < 1.1 * sizes[0]
 
+    def test_busy_nodes_of_failing_programs_stay_good_though_they_forget_and_judge_again(self):
+        rng = random.Random(4)  # noqa: S311 - the same every time
+        correlator = Correlator(Suspicion(), explained=False)
+        for job in range(6000):
+            kind = rng.choice(("application", "application", "communication", "nothing", None))
+            state = "FAILED" if rng.random() < 0.3 else "COMPLETED"
+            node, hours = f"n{job % 12}", min(40, rng.lognormvariate(-0.5, 1.5))
+            user = f"u{int(rng.random() ** 2 * 80)}"
+            one = attempt(
+                job, user, state, [node], NOW + job * 900, hours, log_class=kind if state == "FAILED" else None
+            )
+            correlator.attempt(one)
+        assert max(levels(correlator, NOW + 6000 * 900).values()) < 0.3
+
     def test_another_half_life_in_the_settings_keeps_what_is_known(self):
         one, _ = played(history())
         from slurm_gpuhealth.frozen import replace
