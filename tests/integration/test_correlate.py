@@ -130,8 +130,9 @@ def test_what_slurm_or_the_user_ended_is_nobodys_fault(lab, script, options, sta
 
 def test_of_a_job_on_two_nodes_one_died_and_the_job_succeeds_elsewhere(lab):
     """The slurmd of n5 is killed: Slurm ends the job as NODE_FAIL and puts it back into the queue."""
-    job = lab.submit("sleep 25", gres="gpu:1", nodes=2, nodelist="n4,n5", requeue=True)
-    lab.wait(job, "RUNNING")
+    script = "test $SLURM_RESTART_COUNT && exit 0; echo begun; sleep 600"
+    job = lab.submit(script, gres="gpu:1", nodes=2, nodelist="n4,n5", requeue=True)
+    begun(lab, job)
     lab.stop_node("n5", signal.SIGKILL)
     try:
         until(lambda: "DOWN" in lab.state("n5"), "n5 down", 120)
