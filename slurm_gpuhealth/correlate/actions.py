@@ -7,15 +7,14 @@ requeue, which can't, counts as done.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+import re
 import time
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sql
 
 from slurm_gpuhealth import child
-from slurm_gpuhealth.correlate import words
+from slurm_gpuhealth.correlate import exclude, words
 from slurm_gpuhealth.frozen import frozen
 from slurm_gpuhealth.ladder import ask as asking
 from slurm_gpuhealth.ladder import budget, claim
@@ -24,7 +23,7 @@ from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.store import judged, schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from slurm_gpuhealth.correlate.model import Suspicion, Verdict
@@ -38,6 +37,10 @@ FRESH = 0.5
 """New failures of the node since it was asked last, by responsibility, that make it worth asking again."""
 HUNG = 600.0
 """Seconds that a job may run on with a GPU that is gone before it is called hung."""
+SAME = 2.0
+"""Seconds by which slurmctld and accounting may differ over when a run began: PySlurm and sacct cut to whole ones."""
+PROLOG = 60.0
+"""Seconds that a node's clock may be behind when its prolog notes a job's begin."""
 TESTS = ("L3", "L4", "RMA")
 """The rungs that are asked for. Level 2 the epilog runs after each failed job."""
 
@@ -55,10 +58,14 @@ def after(act: Act, verdicts: Sequence[Verdict], suspects: Sequence[Suspicion]) 
     """Do what is turned on. What Slurm refuses is said and written down; nothing here raises for Slurm's sake."""
     wanted = act.settings.correlate
     _mend(act)
-    if wanted.exclude:
-        write_exclude(wanted.exclude, [one.node for one in suspects if one.rung in TESTS])
-    if wanted.rungs != "off":
-        _ask_for_rungs(act, [one for one in suspects if one.rung in TESTS])
+    try:
+        lemons = _known(act, [one for one in suspects if one.rung in TESTS])
+        if wanted.exclude:
+            exclude.publish(act.settings, [one.node for one in lemons])
+        if wanted.rungs != "off":
+            _ask_for_rungs(act, lemons)
+    except control.SlurmError as error:
+        say(f"no rung asked for: {error}", error=True)
     for verdict in verdicts:
         if wanted.comment:
             _comment(act, verdict)
@@ -68,24 +75,10 @@ def after(act: Act, verdicts: Sequence[Verdict], suspects: Sequence[Suspicion]) 
         _look_for_hung(act)
 
 
-def write_exclude(path: str, nodes: Iterable[str]) -> None:
-    """The nodes as a hostlist, one line, for `sbatch --exclude=$(cat FILE)`; replaced as a whole. Raises OSError."""
-    from ClusterShell.NodeSet import NodeSet  # type: ignore[import-untyped]
-
-    text = f"{NodeSet.fromlist(sorted(nodes))}\n"
-    try:
-        with open(path, encoding="utf-8") as file:
-            if file.read() == text:
-                return
-    except OSError:
-        pass
-    fd, name = tempfile.mkstemp(dir=os.path.dirname(path) or "/", prefix=".exclude-")
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(fd)
-        os.fchmod(fd, 0o644)
-    os.replace(name, path)
+def _known(act: Act, suspects: Sequence[Suspicion]) -> list[Suspicion]:
+    """Those that Slurm still has: a node that was renamed or sold is a suspect for weeks. Raises control.SlurmError."""
+    there = control.known(act.settings.slurm, [one.node for one in suspects]) if suspects else ()
+    return [one for one in suspects if one.node in there]
 
 
 def _mend(act: Act) -> None:
@@ -127,11 +120,7 @@ def _ask_for_rungs(act: Act, suspects: Sequence[Suspicion]) -> None:
             _end(act, _begin(act, "rung", _detail(one), None, None, one.node), "shadow: would be asked for")
             say(f"{one.node}: would be asked for {one.rung}: {_because(one)}")
         return
-    try:
-        holds, total = control.holds(act.settings.slurm, act.settings.drain.nodes)
-    except control.SlurmError as error:
-        say(f"no rung asked for: {error}", error=True)
-        return
+    holds, total = control.holds(act.settings.slurm, act.settings.drain.nodes)
     asked = [one.node for one in due if _ask(act, one, holds, total)]
     if asked:
         time.sleep(budget.SETTLE)
@@ -141,12 +130,14 @@ def _ask_for_rungs(act: Act, suspects: Sequence[Suspicion]) -> None:
 
 def _is_due(act: Act, one: Suspicion) -> bool:
     """Whether it is worth asking: a deeper rung than last time, new failures since, or long ago."""
-    past = _past(act, "rung", node=one.node)
+    # What was cut short was not asked, and in shadow mode nothing is.
+    not_asked = ("begun",) if act.settings.correlate.rungs == "shadow" else ("begun", "shadow")
+    past = [row for row in _past(act, "rung", node=one.node) if not row.result.startswith(not_asked)]
     if not past:
         return True
     last = json.loads(past[-1].detail)
     deeper = asking.rank(one.rung) > asking.rank(last["rung"])
-    return deeper or one.observed > last["observed"] + FRESH or act.now - past[-1].time > AGAIN
+    return deeper or one.observed > last["observed"] + FRESH or not 0 <= act.now - past[-1].time <= AGAIN
 
 
 def _ask(act: Act, one: Suspicion, holds: list[Any], total: int) -> bool:
@@ -164,13 +155,12 @@ def _ask(act: Act, one: Suspicion, holds: list[Any], total: int) -> bool:
         number = _begin(act, "rung", _detail(one), None, None, one.node)
         try:
             _, said = asking.ask(act.settings, one.node, request, holds, total, act.now)
-        except asking.Unchanged as error:
+        except BaseException:
             _forget(act, number)  # the next run asks again
-            say(f"{one.node}: {one.rung} is due, and not asked for: {error}")
-            return False
+            raise
         _end(act, number, said)
-    except (control.SlurmError, ValueError) as error:
-        say(f"{one.node}: {one.rung} is due, and not asked for: {error}", error=True)
+    except (asking.Unchanged, control.SlurmError, ValueError) as error:
+        say(f"{one.node}: {one.rung} is due, and not asked for: {error}", error=not isinstance(error, asking.Unchanged))
         return False
     say(f"{one.node}: {said}: {_because(one)}", error=True)
     return True
@@ -212,15 +202,18 @@ def _comment(act: Act, verdict: Verdict) -> None:
         later = sql.select(sql.func.max(schema.attempt.c.attempt)).where(schema.attempt.c.job == verdict.job)
         if (db.execute(later).scalar() or 0) > verdict.attempt:
             return  # sacctmgr reaches the latest attempt only
+    fields = "JobIDRaw,JobID,AdminComment"
     asked = child.run(
-        [accounting.sacct, "-n", "-X", "-P", "-j", job, "-o", "AdminComment"], timeout=accounting.timeout, env=env
+        [accounting.sacct, "-n", "-X", "-P", "-j", job, "-o", fields], timeout=accounting.timeout, env=env
     )
-    there = asked.stdout.decode("utf-8", "replace").strip()
-    if asked.rc != 0 or (there and not there.startswith(words.PREFIX.strip())):
+    # The last task of an array and the first part of a heterogeneous job bear the number of the whole, which sacctmgr
+    # takes for all of them: 10_3 and 10+0 mean the one.
+    row = re.search(rf"^{job}\|([\d_+]+)\|(.*)", asked.stdout.decode("utf-8", "replace"), re.MULTILINE)
+    if asked.rc != 0 or not row or (row[2] and not row[2].startswith(words.PREFIX.strip())):
         return
     number = _begin(act, "comment", {"text": text}, verdict.job, verdict.attempt, verdict.node)
     done = child.run(
-        [accounting.sacctmgr, "-i", "modify", "job", f"JobID={job}", "set", f"AdminComment={text}"],
+        [accounting.sacctmgr, "-i", "modify", "job", f"JobID={row[1]}", "set", f"AdminComment={text}"],
         timeout=accounting.timeout,
         env=env,
     )
@@ -244,6 +237,8 @@ def _requeue(act: Act, verdict: Verdict) -> None:
         job = control.show_job(slurm, verdict.job)
         if job.state not in ("FAILED", "NODE_FAIL") or job.restarts != verdict.attempt:
             return
+        if not _began(act, verdict, job.start):
+            return  # another job, which was given its number
         if not (job.requeue and job.batch) or job.het:
             return  # its user said no; or nobody could start it again
     except control.SlurmError:
@@ -259,18 +254,27 @@ def _requeue(act: Act, verdict: Verdict) -> None:
         _end(act, number, f"refused: {error}"[:300])
 
 
+def _began(act: Act, verdict: Verdict, start: float) -> bool:
+    table = schema.attempt
+    this = sql.select(table.c.start).where(table.c.job == verdict.job, table.c.attempt == verdict.attempt)
+    with act.engine.connect() as db:
+        return any(abs(one - start) <= SAME for one in db.execute(this).scalars())
+
+
 def _look_for_hung(act: Act) -> None:
     """Jobs that still run on a GPU that is gone: said, or exactly those requeued, once an attempt."""
     run, finding = schema.run, schema.finding
+    ahead = sql.func.coalesce(finding.c.clock, 0.0)
     gone = sql.or_(
         sql.and_(finding.c.source == "xid", finding.c.code == "79"),
         sql.and_(finding.c.source == "nvml", finding.c.code == "lost"),
     )
     query = (
         sql.select(run.c.id.label("job"), run.c.sub.label("restart"), run.c.node)
-        .add_columns(finding.c.uuid, finding.c.gpu, finding.c.time)
+        .add_columns((run.c.started - ahead).label("began"), finding.c.uuid, finding.c.gpu)
+        .add_columns((finding.c.time - ahead).label("time"))
         .where(run.c.node == finding.c.node, run.c.ended.is_(None), gone, finding.c.cleared.is_(None))
-        .where(finding.c.time >= run.c.started, finding.c.time <= act.now - HUNG, finding.c.uuid.is_not(None))
+        .where(finding.c.time >= run.c.started, finding.c.time - ahead <= act.now - HUNG, finding.c.uuid.is_not(None))
         .where(run.c.gpus.contains(finding.c.uuid))
     )
     with act.engine.connect() as db:
@@ -283,8 +287,8 @@ def _look_for_hung(act: Act) -> None:
 def _hung(act: Act, one: Any) -> None:
     try:
         job = control.show_job(act.settings.slurm, one.job)
-        if job.state != "RUNNING" or job.restarts != one.restart:
-            return
+        if job.state != "RUNNING" or job.restarts != one.restart or one.began < job.start - PROLOG or not job.start:
+            return  # the record of a node that was installed anew may be of an earlier job of that number
     except control.SlurmError as error:
         say(f"job {one.job}: {error}")
         return

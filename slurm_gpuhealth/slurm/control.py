@@ -189,6 +189,12 @@ def holds(slurm: settings.Slurm, group: str = "", name: str = "") -> tuple[list[
         raise Refused("drain.nodes", 0, f"{error} by the budget (drain.nodes is {group!r}; empty: Gres=gpu)") from None
 
 
+def known(slurm: settings.Slurm, names: Sequence[str]) -> set[str]:
+    """Those of the nodes that Slurm has; of others sinfo says nothing."""
+    which = ",".join(name for name in names if name and reasons.WORD.issuperset(name))
+    return set(_ask(slurm, slurm.sinfo, "-h", "-a", "-N", "-o", "%N", "-n", which).split()) if which else set()
+
+
 def jobs(slurm: settings.Slurm, name: str) -> list[tuple[str, str, float]]:
     """The jobs on a node, ending ones included: id, user, end (seconds since the epoch; 0 without a time limit)."""
     text = _ask(slurm, slurm.squeue, "-h", "-a", "-w", _name(name), "-o", "%i|%u|%e")

@@ -27,6 +27,7 @@ JOB_STATE = re.compile(
 JOB_TASK = re.compile(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ")
 EXCLUDED = re.compile(r" ReqNodeList=(\S+) ExcNodeList=([\w.,\[\]()-]+) ")
 JOB_NODES = re.compile(r" NumNodes=(\d+)(?:-\d+)? NumCPUs=")
+JOB_START = re.compile(r" StartTime=(\S+) EndTime=\S+ Deadline=")
 DEVICES = re.compile(r"([^\[\],]+)(?:\[([\d,-]+)\])?")
 
 
@@ -90,6 +91,8 @@ class JobRecord:
     """What means this one job to scontrol: `12`, or `10_2`. Of an array its last task bears the number of the whole."""
     het: bool = False
     """A component of a heterogeneous job: the others may have begun."""
+    start: float = 0.0
+    """When this run of it began; 0.0: it has not, or a name imitates the field. Numbers are given anew one day."""
 
 
 def parse_node(text: str, name: str) -> NodeRecord:
@@ -146,7 +149,7 @@ def parse_job(text: str, job_id: int) -> JobRecord:
     if len(states) != 1 or len(nodes) != 1:
         raise ValueError(f"job {job_id}: its record can't be read safely: {text[:200]!r}")
     found = states[0]
-    task = JOB_TASK.match(records[0])
+    task, starts = JOB_TASK.match(records[0]), JOB_START.findall(records[0])
     return JobRecord(
         state=found["state"],
         reason=found["reason"],
@@ -158,6 +161,7 @@ def parse_job(text: str, job_id: int) -> JobRecord:
         num_nodes=int(nodes[0]),
         name=f"{task[1]}_{task[2]}" if task else str(job_id),
         het=records[0].startswith(f"JobId={job_id} HetJobId="),
+        start=_seconds(starts[0]) if len(starts) == 1 else 0.0,
     )
 
 

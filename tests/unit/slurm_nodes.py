@@ -16,7 +16,17 @@ class Slurm:
 
     def __init__(self, monkeypatch):
         self.nodes, self.orders, self.then = {}, [], []
-        for name in ("show_node", "drain", "set_reason", "undrain", "set_remarks", "set_text", "holds", "jobs"):
+        for name in (
+            "show_node",
+            "drain",
+            "set_reason",
+            "undrain",
+            "set_remarks",
+            "set_text",
+            "holds",
+            "jobs",
+            "known",
+        ):
             monkeypatch.setattr(control, name, getattr(self, name))
         monkeypatch.setattr(follow.time, "sleep", lambda _: self.then.pop(0)() if self.then else None)
 
@@ -54,6 +64,9 @@ class Slurm:
     def holds(self, slurm, group="", name=""):
         held = [(one.name, parse(one.reason), one.reason_time) for one in self.nodes.values()]
         return [Hold(*one) for one in held if one[1]], 100
+
+    def known(self, slurm, names):
+        return set(names) & set(self.nodes)
 
     def jobs(self, slurm, name):
         return [("7", "bob", NOW)]

@@ -1,5 +1,8 @@
 """What verdicts and suspicion lead to: each once, within its bounds, and never over somebody else's words."""
 
+import contextlib
+import os
+
 import pytest
 import sqlalchemy as sql
 
@@ -19,7 +22,7 @@ NOW = 1_795_220_000.0
 WHY = (Term("Xid 79 on n1", {"node": -0.1, "application": -5.0}),)
 DIED = Verdict(7, 0, "node", 0.95, "n1", "GPU-3", {}, {}, WHY)
 LEMON = Suspicion("n1", NOW, 0.6, 0.2, 2.0, 0.1, "L3", terms=("3 users' jobs failed on it",))
-FAILED = JobRecord("FAILED", "NonZeroExitCode", True, 0, True, 1, 0, 1, "7")
+FAILED = JobRecord("FAILED", "NonZeroExitCode", True, 0, True, 1, 0, 1, "7", start=NOW - 7200)
 
 
 @pytest.fixture
@@ -44,9 +47,13 @@ def act(settings, tmp_path):
 
 
 @pytest.fixture
-def jobs(monkeypatch):
-    """The job as slurmctld knows it, and what was ordered."""
+def jobs(act, monkeypatch):
+    """The job as slurmctld and accounting know it, and what was ordered."""
     known, orders = {7: FAILED}, []
+    with act().engine.begin() as db:
+        for attempt in range(4):
+            key = {"cluster": "lab", "job": 7, "attempt": attempt}
+            db.execute(sql.insert(schema.attempt).values(**key, start=NOW - 7200.4, end=NOW))
     monkeypatch.setattr(control, "show_job", lambda _, job: known[job])
     monkeypatch.setattr(control, "requeue", lambda _, job: orders.append(f"requeue {job.name}"))
     monkeypatch.setattr(control, "keep_off", lambda _, job, node: orders.append(f"off {node}"))
@@ -56,13 +63,14 @@ def jobs(monkeypatch):
 
 @pytest.fixture
 def accounting(monkeypatch):
-    """The job's AdminComment, in a list of one."""
-    kept = [""]
+    """The AdminComments of job 7, the last task of an array, and of its first task."""
+    kept = {"7_0": "", "7_1": ""}
 
     def run(argv, **_):
         if argv[0].endswith("sacctmgr"):
-            kept[0] = argv[-1].partition("=")[2]
-        return Completed(0, kept[0].encode(), b"", 0.0)
+            job, text = argv[4].partition("=")[2], argv[-1].partition("=")[2]
+            kept.update({job: text} if job in kept else dict.fromkeys(kept, text))
+        return Completed(0, f"8|7_0|{kept['7_0']}\n7|7_1|{kept['7_1']}\n".encode(), b"", 0.0)
 
     monkeypatch.setattr(actions.child, "run", run)
     return kept
@@ -110,6 +118,37 @@ def test_a_node_that_an_admin_or_slurm_has_out_is_left_alone_and_asked_later(slu
     assert (slurm.orders, done(one, "rung")) == ([], [])
 
 
+def test_what_shadow_mode_wrote_down_does_not_keep_a_lemon_from_being_asked_when_it_is_turned_on(slurm, act):
+    actions.after(act(rungs="shadow"), [], [LEMON])
+    actions.after(act(NOW + 60, rungs="enforce"), [], [LEMON])
+    assert slurm.orders == ["drain"]
+
+
+@pytest.mark.parametrize("error", [control.ControllerDown("no answer"), KeyboardInterrupt()])
+def test_a_lemon_that_could_not_be_asked_is_asked_by_the_next_run(slurm, act, monkeypatch, error):
+    one, ask = act(rungs="enforce"), actions.asking.ask
+    monkeypatch.setattr(actions.asking, "ask", lambda *_: (_ for _ in ()).throw(error))
+    with contextlib.suppress(KeyboardInterrupt):
+        actions.after(one, [], [LEMON])
+    monkeypatch.setattr(actions.asking, "ask", ask)
+    actions.after(one, [], [LEMON])
+    assert slurm.orders == ["drain"]
+
+
+def test_an_asking_that_a_kill_cut_short_is_done_again(slurm, act):
+    one = act(rungs="enforce")
+    actions._begin(one, "rung", actions._detail(LEMON), None, None, "n1")
+    actions.after(one, [], [LEMON])
+    assert slurm.orders == ["drain"]
+
+
+def test_an_asking_of_a_clock_that_was_years_ahead_does_not_count(slurm, act):
+    one = act(NOW + 9e8, rungs="enforce")
+    actions._end(one, actions._begin(one, "rung", actions._detail(LEMON), None, None, "n1"), "drained")
+    actions.after(act(rungs="enforce"), [], [LEMON])
+    assert slurm.orders == ["drain"]
+
+
 def test_level_2_is_the_epilogs_and_is_not_asked_for(slurm, act):
     actions.after(act(rungs="enforce"), [], [LEMON._replace(rung="L2")])
     assert slurm.orders == []
@@ -130,6 +169,7 @@ def test_a_job_that_died_of_its_node_is_requeued_away_from_it_once_an_attempt(ac
         ({"het": True}, {}),
         ({"restarts": 1}, {}),
         ({"state": "RUNNING"}, {}),
+        ({"start": NOW - 60}, {}),  # another job: slurmctld began to count anew
         ({}, {"cause": "application"}),
         ({}, {"confidence": 0.6}),
     ],
@@ -161,33 +201,73 @@ def test_a_requeue_that_was_cut_short_counts_as_done(act, jobs, monkeypatch):
 def test_the_verdict_is_written_where_the_user_looks_and_again_only_when_it_changes(act, accounting):
     one = act(comment=True)
     actions.after(one, [DIED], [])
-    assert accounting == ["gpuhealth: node n1 GPU GPU-3 (0.95): Xid 79 on n1"]
+    assert accounting["7_1"] == "gpuhealth: node n1 GPU GPU-3 (0.95): Xid 79 on n1"
     actions.after(one, [DIED], [])
     actions.after(one, [DIED._replace(cause="application", node=None, gpu=None)], [])
     assert len(done(one, "comment")) == 2
-    assert accounting[0].startswith("gpuhealth: application (0.95)")
+    assert accounting["7_1"].startswith("gpuhealth: application (0.95)")
 
 
 def test_somebody_elses_admin_comment_stays(act, accounting):
-    accounting[0] = "billing: waived"
+    accounting["7_1"] = "billing: waived"
     actions.after(act(comment=True), [DIED], [])
-    assert accounting == ["billing: waived"]
+    assert accounting["7_1"] == "billing: waived"
+
+
+def test_the_last_task_of_an_array_has_its_number_and_the_other_tasks_are_not_told_its_verdict(act, accounting):
+    accounting["7_0"] = "billing: waived"
+    actions.after(act(comment=True), [DIED], [])
+    assert accounting["7_0"] == "billing: waived"
+    assert accounting["7_1"].startswith("gpuhealth: node n1")
 
 
 def test_the_comment_can_break_out_of_nothing(act, accounting):
     evil = (Term('a"b\n`c` |x=\x1b[1m', {"node": 0.0}),)
     actions.after(act(comment=True), [DIED._replace(terms=evil)], [])
-    assert accounting[0].isprintable()
-    assert not set(accounting[0]) & set("\"'`\\|=")
+    assert accounting["7_1"].isprintable()
+    assert not set(accounting["7_1"]) & set("\"'`\\|=")
 
 
-def test_the_exclude_list_is_one_line_of_suspects_and_empty_without(act, tmp_path):
+def test_the_exclude_list_is_one_line_of_suspects_and_empty_without(slurm, act, tmp_path):
+    for node in ("n2", "n9"):
+        slurm.add(node)
     path = tmp_path / "exclude"
     actions.after(act(exclude=str(path)), [], [LEMON, LEMON._replace(node="n2"), LEMON._replace(node="n9", rung="L2")])
     assert path.read_text() == "n[1-2]\n"
     actions.after(act(exclude=str(path)), [], [])
     assert path.read_text() == "\n"
     assert [one.name for one in tmp_path.iterdir() if one.name.startswith(".exclude")] == []
+
+
+def test_a_node_that_slurm_no_longer_has_is_not_on_the_exclude_list_which_would_stop_every_sbatch(slurm, act, tmp_path):
+    path = tmp_path / "exclude"
+    actions.after(act(exclude=str(path), rungs="enforce"), [], [LEMON, LEMON._replace(node="renamed")])
+    assert path.read_text() == "n1\n"
+
+
+def test_not_the_whole_cluster_is_excluded_however_many_are_suspects(slurm, act, tmp_path):
+    path = tmp_path / "exclude"
+    many = [LEMON._replace(node=f"m{n}") for n in range(50)]
+    for one in many:
+        slurm.add(one.node)
+    actions.after(act(exclude=str(path)), [], many)  # drain.budget: 5 of 100
+    assert path.read_text() == "m[0-4]\n"
+
+
+@pytest.mark.parametrize("there", ["binary", "fifo", "link", "no folder"])
+def test_an_exclude_list_that_cannot_be_read_or_written_holds_up_nothing(slurm, act, tmp_path, there):
+    path = tmp_path / "exclude"
+    if there == "binary":
+        path.write_bytes(b"\xff\xfe")
+    elif there == "fifo":
+        os.mkfifo(path)
+    elif there == "link":
+        path.symlink_to("/etc/passwd")
+    else:
+        path = tmp_path / "none/exclude"
+    actions.after(act(exclude=str(path), rungs="enforce"), [], [LEMON])
+    assert "drain" in slurm.orders
+    assert there == "no folder" or (path.is_file() and not path.is_symlink() and path.read_text() == "n1\n")
 
 
 @pytest.mark.parametrize(
@@ -201,3 +281,53 @@ def test_the_exclude_list_is_one_line_of_suspects_and_empty_without(act, tmp_pat
 )
 def test_what_a_job_excludes_is_read_or_the_job_is_left_as_it_is(text, found):
     assert parse_excluded(text) == found
+
+
+@pytest.fixture
+def gone(act, jobs):
+    """A job on n1 since two hours, whose GPU is gone since one."""
+    jobs[7] = replace(FAILED, state="RUNNING")
+    key = {"node": "n1", "journal": "a", "id": 7, "sub": 0, "seq": 1, "taken": 1, "clock": 0.0}
+    lost = {"id": 1, "time": NOW - 3600, "source": "xid", "code": "79", "uuid": "GPU-3", "gpu": 3}
+    with act().engine.begin() as db:
+        db.execute(sql.insert(schema.run).values(**key, started=NOW - 7199, gpus="GPU-1,GPU-3"))
+        db.execute(sql.insert(schema.finding).values(**{**key, **lost}))
+    return jobs
+
+
+def change(act_, table, **values):
+    with act_.engine.begin() as db:
+        db.execute(sql.update(table).values(**values))
+
+
+def test_a_job_that_runs_on_with_a_gpu_that_is_gone_is_told_of_or_requeued_once_if_that_is_wanted(act, gone):
+    actions.after(act(), [], [])
+    assert done(act(), "hung") == []
+    actions.after(act(hung="requeue"), [], [])
+    actions.after(act(hung="requeue"), [], [])
+    assert (gone["orders"], done(act(), "hung")) == (["requeue 7"], ["requeued"])
+
+
+@pytest.mark.parametrize(
+    ("run", "finding", "job"),
+    [
+        ({"ended": NOW}, {}, {}),
+        ({}, {"cleared": NOW}, {}),
+        ({}, {"uuid": "GPU-2"}, {}),
+        ({}, {"code": "94"}, {}),
+        ({}, {"time": NOW - 300}, {}),
+        ({"clock": -7200.0}, {"clock": -7200.0, "time": NOW - 300 - 7200}, {}),
+        ({}, {}, {"restarts": 1}),
+        ({}, {}, {"state": "COMPLETING"}),
+        ({}, {}, {"start": NOW - 600}),  # slurmctld began to count anew: another job
+        ({}, {}, {"start": 0.0}),
+    ],
+)
+def test_no_other_job_is_taken_for_hung(act, gone, run, finding, job):
+    one = act(hung="requeue")
+    for table, values in ((schema.run, run), (schema.finding, finding)):
+        if values:
+            change(one, table, **values)
+    gone[7] = replace(gone[7], **job)
+    actions.after(one, [], [])
+    assert (gone["orders"], done(one, "hung")) == ([], [])
