@@ -22,7 +22,10 @@ def correlate(node: str, wait: bool, no_actions: bool, as_json: bool) -> None:
 
     From a systemd timer each minute, or as EpilogSlurmctld. Exit 0 also while another run is at it.
     """
+    from sqlalchemy.exc import SQLAlchemyError
+
     from slurm_gpuhealth.correlate import run
+    from slurm_gpuhealth.store.open import StoreError
 
     if os.geteuid() != 0:
         raise click.ClickException("only root, on the controller: it reads every job's record")
@@ -33,6 +36,10 @@ def correlate(node: str, wait: bool, no_actions: bool, as_json: bool) -> None:
         return
     try:
         done = run.once(settings, time.time(), act=not no_actions)
+    except StoreError as error:
+        raise click.ClickException(str(error)) from None
+    except SQLAlchemyError as error:
+        raise click.ClickException(f"the cluster's record: {getattr(error, 'orig', None) or error}") from None
     finally:
         os.close(turn)
     for line in done.trouble:

@@ -2,10 +2,14 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sql
+from click.testing import CliRunner
 
+from slurm_gpuhealth.commands import common
+from slurm_gpuhealth.commands.gpuhealth import main
 from slurm_gpuhealth.correlate import run
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.settings import Correlate, Store
@@ -144,3 +148,21 @@ def test_an_attempt_whose_record_has_grown_since_is_judged_again_in_its_place(gi
         db.execute(sql.update(schema.attempt).values(submit="6dfd7e08", state="TIMEOUT", fed=None))
     assert [one.cause for one in run.judge(engine, given, {}, NOW + 60)[0]] == ["user"]
     assert [row["cause"] for row in rows(engine, schema.verdict)] == ["user"]
+
+
+@pytest.mark.parametrize("broken", ["newer", "garbage", "folder"])
+def test_a_store_that_cannot_be_used_is_said_without_a_traceback(given, engine, monkeypatch, broken):
+    monkeypatch.setattr(common, "settings_of", lambda _: given)
+    if broken == "newer":
+        with engine.begin() as db:
+            db.execute(schema.version.update().values(version=99))
+    engine.dispose()
+    if broken != "newer":
+        os.replace(given.store.database, given.store.database + ".old")
+    if broken == "garbage":
+        Path(given.store.database).write_bytes(b"no database" * 1000)
+    if broken == "folder":
+        os.mkdir(given.store.database)
+    done = CliRunner().invoke(main, ["correlate"], env={"GPUHEALTH_CONFIG": "/nowhere"})
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit)
+    assert done.output.startswith("Error: the cluster's record")
