@@ -14,7 +14,7 @@ import stat
 import time
 
 from slurm_gpuhealth import child, rights, watch
-from slurm_gpuhealth.correlate.model import CAUSES, Cited, Reading
+from slurm_gpuhealth.correlate.model import CAUSES, Cited, Reading, to_dict
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import output
@@ -94,7 +94,7 @@ def _read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Re
     if reading:
         journal.write(
             "INSERT OR REPLACE INTO joblog (job, restart, time, reading) VALUES (?, ?, ?, ?)",
-            *(job.job_id, restart, time.time(), json.dumps(as_dict(reading))),
+            *(job.job_id, restart, time.time(), json.dumps(to_dict(reading))),
         )
     return reading
 
@@ -129,7 +129,7 @@ def as_user(job: Job, paths: Sequence[str], limits: JobLog, since: float, again:
         if wrong and not parts:
             raise NotALog(wrong)
         text, starts = joined(parts)
-        said = as_dict(numbered(logs.read_text(text), starts)) if parts else None
+        said = to_dict(numbered(logs.read_text(text), starts)) if parts else None
         return json.dumps(said, ensure_ascii=False).encode("utf-8", "replace")
     except NotALog as error:
         return json.dumps({"error": str(error)}).encode()
@@ -206,11 +206,6 @@ def numbered(reading: Reading, starts: Sequence[tuple[int, int]]) -> Reading:
 
     cause = reading.cause and moved(reading.cause)
     return reading._replace(cause=cause, collateral=tuple(map(moved, reading.collateral)))
-
-
-def as_dict(reading: Reading) -> dict[str, Any]:
-    cause = reading.cause and reading.cause._asdict()
-    return {**reading._asdict(), "cause": cause, "collateral": [one._asdict() for one in reading.collateral]}
 
 
 def validated(answer: bytes) -> Reading | None:

@@ -9,6 +9,7 @@ import click
 
 from slurm_gpuhealth.commands import common
 from slurm_gpuhealth.correlate import logs, words
+from slurm_gpuhealth.correlate.model import to_dict
 
 if TYPE_CHECKING:
     from slurm_gpuhealth.correlate.model import Cited, Reading
@@ -28,7 +29,7 @@ def explain_log(files: tuple[str, ...], as_json: bool) -> None:
         name = error.filename if isinstance(error.filename, str) else files[0]
         raise click.ClickException(f"{click.format_filename(name)} can't be read: {error.strerror}.") from None
     if as_json:
-        click.echo(json.dumps(logs.to_dict(reading)))
+        click.echo(json.dumps(to_dict(reading)))
         return
     for line in told(reading, files):
         click.echo(common.safe(line))

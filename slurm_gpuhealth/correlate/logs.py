@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_gpuhealth.correlate import logs_judge, logs_known, logs_scan
-from slurm_gpuhealth.correlate.model import Cited, Reading
+from slurm_gpuhealth.correlate.model import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -212,20 +212,3 @@ def _numbered(found: list[Hit], block: bytes, low: bytes, line: int) -> list[Hit
         went_on = hit.known.role == "first" and several and logs_scan.survived(low, hit.at)
         numbered.append(hit._replace(at=line, survived=went_on))
     return numbered
-
-
-def to_dict(reading: Reading) -> dict[str, Any]:
-    """As JSON has it."""
-    cause = reading.cause and reading.cause._asdict()
-    return {**reading._asdict(), "cause": cause, "collateral": [one._asdict() for one in reading.collateral]}
-
-
-def from_dict(row: dict[str, Any]) -> Reading:
-    """What to_dict gave. Raises TypeError where it is something else."""
-    reading = Reading(**row)
-    return reading._replace(
-        cause=Cited(**row["cause"]) if row.get("cause") else None,
-        collateral=tuple(Cited(**one) for one in row.get("collateral") or ()),
-        hosts=tuple(reading.hosts),
-        evidence=tuple(reading.evidence),
-    )

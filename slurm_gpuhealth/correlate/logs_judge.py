@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from slurm_gpuhealth.correlate import logs_known, logs_line, logs_python
@@ -82,6 +83,8 @@ def judge(hits: Sequence[Hit], told: Map, hosts: Sequence[str] = (), files: Sequ
     evidence = [f"line {cause.at}{where} is the first cause: {cause.error} ({known.source})"] if cause.at else []
     evidence += [f"the innermost frame of the user's code is {cause.frame}"] if cause.frame else []
     evidence += why
+    if known.role == "weak":
+        evidence = ["no known failure: these are only words that stand together in it"]
     if known.role == "cascade":
         evidence.append("nothing in the log says what came before: this is what others say when one has died")
     away = len({victim.said.rank for victim in victims if victim.said.rank is not None} - {rank})
@@ -108,12 +111,17 @@ def judge(hits: Sequence[Hit], told: Map, hosts: Sequence[str] = (), files: Sequ
 def first_cause(hits: Sequence[Hit]) -> Hit:
     """The hit that the job died of: what is sure first, else what can be a cause, else what others say; the earliest.
 
+    Where there is none of these, words that hint at a cause.
+
     What the job survived counts only where nothing else is there.
     Slurm's and the user's "stop" counts only if nothing had gone wrong before.
     """
     first = [hit for hit in hits if hit.known.role == "first"]
     if not first:
         cascade = [hit for hit in hits if hit.known.role == "cascade"]
+        weak = [hit for hit in hits if hit.known.role == "weak"]
+        if weak and not cascade:
+            return _by_words(weak)
         said = [hit for hit in cascade if hit.known.cause != "user"] or cascade or list(hits)
         best = max(hit.known.confidence for hit in said)
         return _earliest(hit for hit in said if hit.known.confidence >= best)
@@ -122,9 +130,17 @@ def first_cause(hits: Sequence[Hit]) -> Hit:
     best = max(hit.known.confidence for hit in first)
     cause = _earliest(sure or [hit for hit in first if hit.known.confidence > best - BAND])
     if cause.known.cause == "user":
-        before = [hit for hit in first if hit.known.cause != "user" and _order(hit) < _order(cause)]
+        before = [hit for hit in first if hit.known.cause != "user" and hit.known.confidence > 0.5]
+        before = [hit for hit in before if _order(hit) < _order(cause)]
         cause = _earliest(before) if before else cause
     return cause
+
+
+def _by_words(hits: Sequence[Hit]) -> Hit:
+    """The last line of the cause that most lines speak of: there is nothing better."""
+    votes = Counter(hit.known.cause for hit in hits)
+    most = max(votes.values())
+    return max((hit for hit in hits if votes[hit.known.cause] == most), key=_order)
 
 
 def _earliest(hits: Iterable[Hit]) -> Hit:
@@ -224,7 +240,9 @@ def _victims(cause: Hit, hits: Sequence[Hit]) -> list[Hit]:
     return [
         hit
         for hit in hits
-        if hit is not cause and (hit.said.rank is None or (hit.said.rank, hit.error) != (cause.said.rank, cause.error))
+        if hit is not cause
+        and hit.known.role != "weak"
+        and (hit.said.rank is None or (hit.said.rank, hit.error) != (cause.said.rank, cause.error))
     ]
 
 

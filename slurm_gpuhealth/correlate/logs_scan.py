@@ -33,7 +33,13 @@ DIGITS = b"0123456789"
 XID = re.compile(rb"\bxid\b[ :=#]{0,3}(?:\((?:pci:)?[^)\n]{0,40}\):? )?(?:error |code |is ){0,2}(\d{1,3})\b(.{0,200})")
 EXCEPTION = re.compile(rb"(?:error|exception|interrupt|exit|timeout|abort)(?::|\(|\s*$)")
 ROOT = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d{1,6})")
+SOME_XID = Known("Xid", "node", "hardware", "first", 0.85, "gpu", "")
+MENDED = (63, 92)
+"""Xids of hardware through which programs run on."""
 PROGRAM = Known("exception", "application", "application", "first", 0.65, "code", "CPython")
+
+GENERAL = ("RuntimeError", "OSError", "IOError", "ConnectionError", "TimeoutError", "Exception", "SystemError")
+"""Exceptions that say nothing of whose fault it is: the words of their message decide."""
 
 
 class Hit(NamedTuple):
@@ -142,8 +148,8 @@ def hit(block: bytes, low: bytes, start: int, end: int) -> Hit | None:
         name = logs_python.exception(said.message)
         if name.endswith("Warning"):
             name = ""
-        elif name and known is None:
-            known = PROGRAM
+        elif name and (known is None or known.role == "weak"):
+            known = PROGRAM if known is None or known.cause == "application" or name not in GENERAL else _surely(known)
     if known is None:
         return None
     said = said or logs_line.read(block[start:end])
@@ -155,8 +161,12 @@ def hit(block: bytes, low: bytes, start: int, end: int) -> Hit | None:
         where = logs_python.frame(block, start)
         if where and known.cause == "application" and known.role == "first":
             known = known._replace(confidence=min(0.95, known.confidence + 0.1))
-    general = known.error in ("program error", "exception")
+    general = known.error in ("program error", "exception") or known.error.startswith("words of ")
     return Hit(start, known, name if general and name else known.error, where, said)
+
+
+def _surely(known: Known) -> Known:
+    return known._replace(role="first", confidence=0.5)
 
 
 def survived(low: bytes, at: int) -> bool:
@@ -168,7 +178,7 @@ def survived(low: bytes, at: int) -> bool:
 def xid(line: bytes) -> Known | None:
     """What an Xid in a line means, by the catalogue: hardware is the node's, what programs cause is theirs."""
     found = XID.search(line)
-    if not found:
+    if not found or logs_known.denied(line, found.start(), found.end(1), SOME_XID):
         return None
     code = int(found[1])
     before = re.search(rb"caused by previous xid (\d{1,3})", line) if code == 45 else None
@@ -176,7 +186,7 @@ def xid(line: bytes) -> Known | None:
         code = int(before[1])
     cls, _, meaning, _ = advise.on_xid(code, found[2].decode("ascii", "replace") if not before else "", None)
     error, source = f"Xid {code}: {meaning}"[:120], "NVIDIA's catalogue of Xids"
-    if cls == "hardware":
+    if cls == "hardware" and code not in MENDED:
         return Known(error, "node", "hardware", "first", 0.85, "gpu", source)
     if cls == "application":
         return Known(error, "application", "application", "first", 0.6, "kernel", source)

@@ -59,6 +59,23 @@ class Reading(NamedTuple):
     advice: str = ""
 
 
+def to_dict(reading: Reading) -> dict[str, Any]:
+    """As JSON has it."""
+    cause = reading.cause and reading.cause._asdict()
+    return {**reading._asdict(), "cause": cause, "collateral": [one._asdict() for one in reading.collateral]}
+
+
+def from_dict(row: dict[str, Any]) -> Reading:
+    """What to_dict gave. Raises TypeError where it is something else."""
+    reading = Reading(**row)
+    return reading._replace(
+        cause=Cited(**row["cause"]) if row.get("cause") else None,
+        collateral=tuple(Cited(**one) for one in row.get("collateral") or ()),
+        hosts=tuple(reading.hosts),
+        evidence=tuple(reading.evidence),
+    )
+
+
 class Attempt(NamedTuple):
     """One run of a job: a requeued job is several."""
 

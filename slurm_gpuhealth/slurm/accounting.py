@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sql
 
-from slurm_gpuhealth.correlate.model import Attempt, Cited, Event, Reading
+from slurm_gpuhealth.correlate.model import Attempt, Event, from_dict
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.slurm import sacct
 from slurm_gpuhealth.store import schema
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
+    from slurm_gpuhealth.correlate.model import Reading
     from slurm_gpuhealth.settings import Settings
     from slurm_gpuhealth.slurm.sacct import Ended, Noted
 
@@ -134,11 +135,7 @@ def attempt_of(row: Any) -> Attempt:
 def read_reading(text: str) -> Reading | None:
     """A log's reading from JSON; None where it is none."""
     try:
-        row = json.loads(text)
-        cause = Cited(**row["cause"]) if row.get("cause") else None
-        collateral = tuple(Cited(**one) for one in row.get("collateral", ()))
-        lists = {name: tuple(row.get(name, ())) for name in ("hosts", "evidence")}
-        return Reading(**{**row, **lists, "cause": cause, "collateral": collateral})
+        return from_dict(json.loads(text))
     except (ValueError, TypeError, AttributeError):
         return None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slurm_gpuhealth import child, joblog, jobs, rights
-from slurm_gpuhealth.correlate.model import Cited, Reading
+from slurm_gpuhealth.correlate.model import Cited, Reading, to_dict
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.settings import JobLog
 from slurm_gpuhealth.slurm.environment import Job
@@ -502,7 +502,7 @@ def test_no_time_left_is_no_reading(on, journal, home, classifier, capsys):
     assert "no time is left" in said(capsys)
 
 
-GOOD = joblog.as_dict(
+GOOD = to_dict(
     Reading(
         "node",
         0.5,
@@ -526,7 +526,7 @@ def answer(**changes):
 
 
 def test_a_good_answer_comes_through_whole():
-    assert joblog.as_dict(joblog.validated(answer())) == GOOD
+    assert to_dict(joblog.validated(answer())) == GOOD
     assert joblog.validated(b"null") is None
 
 
@@ -567,4 +567,4 @@ def test_an_answer_that_is_too_long_is_cut_and_then_none():
 def test_the_longest_reading_fits():
     cited = Cited(1 << 52, "\x1b" * 500, 1 << 52, "h" * 255, 1, 1.0)
     most = Reading(cause=cited, collateral=(cited,) * 20, hosts=("h" * 255,) * 20, evidence=("\x1b" * 500,) * 20)
-    assert len(json.dumps(joblog.as_dict(most), ensure_ascii=False)) < joblog.ANSWER
+    assert len(json.dumps(to_dict(most), ensure_ascii=False)) < joblog.ANSWER
