@@ -89,7 +89,7 @@ def _seen(settings: Settings, db: Connection | None, now: float, since: float) -
 
     yield from accounting.outside(settings, now - since, now)
     if db:
-        yield from (one for one in query.events(db)[1] if one.time >= now - since)
+        yield from (one for one in query.events(db, now=now)[1] if one.time >= now - since)
 
 
 def _job(one: Attempt, hide: Hide | None) -> dict[str, Any]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.settings import Settings
 
 
+SET = 1_700_000_000.0
+"""November 2023: a clock that shows an earlier time is not set yet."""
 FLEET = 600.0
 """Seconds between two looks at all nodes' suspicion, which cost as much as the fleet is large."""
 
@@ -47,6 +49,8 @@ class Done:
 
 def once(settings: Settings, now: float, act: bool = True) -> Done:
     """Take in, judge, and act. Raises StoreError where there is no store; accounting that is away is trouble."""
+    if now < SET:
+        return Done(trouble=(f"the clock of this host is not set: it says {now:.0f} s after 1970; nothing is judged",))
     engine = open_store(settings)
     trouble: list[str] = []
     taken = ingest.ingest(engine, settings, now)
@@ -59,11 +63,12 @@ def once(settings: Settings, now: float, act: bool = True) -> Done:
         trouble.append(f"{error}; the next run asks again")
     verdicts, again, suspects = judge(engine, settings, leaves, now)
     with engine.begin() as db:
-        due = now - float(judged.get_cursor(db, "pruned") or 0) > 86400
+        due = abs(now - float(judged.get_cursor(db, "pruned") or 0)) > 86400
         if due:
             judged.put_cursor(db, "pruned", str(now))
+            newest = query.newest(db)
     if due:
-        query.prune(engine, now - settings.store.keep)
+        query.prune(engine, min(now, newest) - settings.store.keep)
     if act:
         actions.after(actions.Act(settings, engine, now), [*verdicts, *again], suspects)
     return Done(taken.rows, attempts, len(verdicts), len(again), len(suspects), tuple(trouble))
@@ -79,7 +84,7 @@ def judge(
         fleet = judged.Rows(db, "fleet", FleetState.from_json)
         state = State(nodes, applications, fleet.setdefault("all", FleetState()))
         correlator = Correlator(settings.suspicion, leaves, state)
-        position, events = query.events(db, judged.get_cursor(db, "events"))
+        position, events = query.events(db, judged.get_cursor(db, "events"), now)
         until = now - settings.correlate.settle
         verdicts: list[Verdict] = []
         new: list[Iterable[Attempt | Event]] = [sorted(events, key=_when), _attempts(db, until)]

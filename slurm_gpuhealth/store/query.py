@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING
 
-from sqlalchemy import delete, or_, select, tuple_
+from sqlalchemy import delete, func, or_, select, tuple_
 
 from slurm_gpuhealth.correlate.model import Event
 from slurm_gpuhealth.store import schema
@@ -20,10 +21,12 @@ OF_INTEREST = ("xid", "sxid", "aer", "ib")
 """Sources whose findings are evidence for or against a job's own fault also where they are no fault of the node."""
 
 
-def events(db: Connection, position: str = "") -> tuple[str, list[Event]]:
+def events(db: Connection, position: str = "", now: float = math.inf) -> tuple[str, list[Event]]:
     """The events that came after `position` ("": all), in that order, and the position to go on from.
 
     Times are the store's: each node's clock offset is taken off. A finding comes again when its severity has changed.
+    None is later than `now`: a node that began with a wrong clock, mended before it shipped, would otherwise have had
+    a repair, or a test, that outdates all that happens to it for years.
     """
     begin = int(position or 0)
     end = int(db.execute(select(schema.cursor.c.value).where(schema.cursor.c.name == "taken")).scalar() or 0)
@@ -31,7 +34,7 @@ def events(db: Connection, position: str = "") -> tuple[str, list[Event]]:
     for read in (_findings, _tests, _repairs, _swaps):
         found += read(db, begin, end)
     found.sort(key=lambda one: one[0])
-    return str(max(begin, end)), [event for _, event in found]
+    return str(max(begin, end)), [event._replace(time=min(max(event.time, 0.0), now)) for _, event in found]
 
 
 def runs(db: Connection, job: int) -> list[dict[str, Any]]:
@@ -56,6 +59,12 @@ def logs(db: Connection, job: int, attempt: int) -> dict[str, Any] | None:
         if reading:
             return dict(reading)
     return None
+
+
+def newest(db: Connection) -> float:
+    """When the cluster was heard of last: by a clock that has jumped years ahead nothing must be forgotten."""
+    ends = [func.max(column) for column in (schema.attempt.c.end, schema.node.c.last_shipped)]
+    return max(db.execute(select(one)).scalar() or 0.0 for one in ends)
 
 
 def prune(engine: Engine, before: float) -> None:

@@ -13,6 +13,7 @@ from slurm_gpuhealth.commands.gpuhealth import main
 from slurm_gpuhealth.correlate import run
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.settings import Correlate, Store
+from slurm_gpuhealth.slurm.accounting import Taken
 from slurm_gpuhealth.store import judged, schema
 from slurm_gpuhealth.store.open import open_store, reading
 
@@ -166,3 +167,45 @@ def test_a_store_that_cannot_be_used_is_said_without_a_traceback(given, engine, 
     done = CliRunner().invoke(main, ["correlate"], env={"GPUHEALTH_CONFIG": "/nowhere"})
     assert (done.exit_code, type(done.exception)) == (1, SystemExit)
     assert done.output.startswith("Error: the cluster's record")
+
+
+@pytest.mark.parametrize("time", [NOW + 4e8, 1e18, -1e18])
+@pytest.mark.parametrize("table", [schema.finding, schema.diagnostic, schema.step])
+def test_what_a_node_with_a_wrong_clock_says_outdates_nothing_that_happens_to_it(given, engine, table, time):
+    more = {"test": {"level": 3, "outcome": "pass"}, "repair": {"rung": "repair", "outcome": "pass"}}
+    kinds = {"diagnostic": more["test"], "step": more["repair"]}
+    key = {name: FINDING[name] for name in ("node", "journal", "sub", "seq", "clock")}
+    values = {**FINDING, "id": 9} if table is schema.finding else {**key, "id": 9, **kinds[table.name]}
+    add(engine, table, **{**values, "time": time, "taken": 1})
+    with engine.begin() as db:
+        judged.put_cursor(db, "taken", "1")
+    run.judge(engine, given, {}, NOW - 10 * 86400)
+    for number in range(4):
+        end = NOW - 3600 - number * 86400
+        add(engine, schema.attempt, **{**ATTEMPT, "job": number, "user": f"u{number}", "start": end - 9000, "end": end})
+        see(engine, number=number + 2, time=end - 1)
+    run.judge(engine, given, {}, NOW)
+    with reading(engine) as db:
+        assert [one.p_lemon > 0.9 for one in judged.suspicions(db)] == [True]
+
+
+@pytest.mark.parametrize("now", [NOW + 4e8, 1000.0])
+def test_a_controller_whose_clock_jumps_forgets_nothing(given, engine, monkeypatch, now):
+    monkeypatch.setattr(run.accounting, "take_in", lambda *_: Taken())
+    monkeypatch.setattr(run.topology, "leaves", lambda _: {})
+    add(engine, schema.attempt, **ATTEMPT)
+    see(engine)
+    run.once(given, now)
+    run.once(given, NOW)
+    with reading(engine) as db:
+        assert [one["verdict"]["cause"] for one in judged.explained(db, 7)] == ["node"]
+
+
+def test_what_is_too_old_is_forgotten_once_a_day_also_after_a_jump(given, engine, monkeypatch):
+    monkeypatch.setattr(run.accounting, "take_in", lambda *_: Taken())
+    monkeypatch.setattr(run.topology, "leaves", lambda _: {})
+    run.once(given, NOW + 4e8)
+    add(engine, schema.attempt, **{**ATTEMPT, "job": 6, "end": NOW - 400 * 86400})
+    add(engine, schema.attempt, **ATTEMPT)
+    run.once(given, NOW)
+    assert [row["job"] for row in rows(engine, schema.attempt)] == [7]
