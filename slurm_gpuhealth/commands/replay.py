@@ -43,7 +43,7 @@ def replay(node: str, jobs: str, events: str, topology: str | None, every: float
             show.add(one)
         show.end()
     except history.HistoryError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(f"{error} (docs/replay.md says what belongs there)") from None
 
 
 def _settings(node: str) -> Settings:

@@ -7,7 +7,9 @@ a line, and not the jobs themselves, in memory.
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 import zlib
 from array import array
 from collections import deque
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # A key is told from a user's text by its quotes: within a JSON string they have a backslash before them.
-TIME = {key: re.compile(rb'(?<!\\)"%s"\s*:\s*(-?\d[\d.eE+-]*)' % key.encode()) for key in ("end", "time")}
+NUMBER = rb"(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*[,}]"
+TIME = {key: re.compile(rb'(?<!\\)"%s"\s*:\s*' % key.encode() + NUMBER) for key in ("end", "time")}
 LONGEST = 64 << 20
 
 
@@ -86,7 +89,7 @@ def topology(path: str) -> dict[str, list[str]]:
     try:
         with open(path, "rb") as file:
             leaves = json.load(file)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise HistoryError(f"{path}: {error}") from None
     if not isinstance(leaves, dict) or not all(
         isinstance(nodes, list) and all(isinstance(node, str) for node in nodes) for nodes in leaves.values()
@@ -112,6 +115,8 @@ def _merged(jobs: str, events: str, after: float) -> Iterator[tuple[float, Attem
 
 def _in_order(path: str, key: str, read: Callable[[Any], T]) -> Iterator[tuple[float, T]]:
     try:
+        if stat.S_ISFIFO(os.stat(path).st_mode):  # of a pipe nothing would be left, or one would wait for ever
+            raise HistoryError(f"{path}: is a pipe, and is read twice: write it into a file first")
         with open(path, "rb", buffering=1 << 20) as file:
             index = _index(file, path, key)
         with open(path, "rb", buffering=1 << (20 if index.sorted else 14)) as file:
@@ -171,7 +176,7 @@ def _read(line: bytes, path: str, number: int, read: Callable[[Any], T]) -> T:
 def _object(line: bytes, path: str, number: int) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HistoryError(f"{path}:{number}: not JSON: {error}") from None
     if not isinstance(row, dict):
         raise HistoryError(f"{path}:{number}: not a JSON object")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     GpuName = str | int
     """A GPU's UUID, or its index where nothing better is known."""
 
+LATEST = 4_102_444_800.0
+"""The year 2100."""
 CAUSES = ("application", "node", "fabric", "infrastructure", "user", "unknown")
 
 
@@ -184,19 +186,19 @@ def read_attempt(row: Mapping[str, Any]) -> Attempt:
             (str(row["state"]).split() or [""])[0],
             int(row.get("exit_code") or 0),
             int(row.get("signal") or 0),
-            float(row["start"]),
-            float(row["end"]),
-            tuple(row["nodes"]),
-            {node: tuple(one) for node, one in gpus.items()} if gpus else None,
-            row.get("failed_node"),
-            row.get("log"),
-            row.get("log_class"),
+            _seconds(row["start"]),
+            _seconds(row["end"]),
+            tuple(map(str, _list(row["nodes"]))),
+            {node: tuple(map(_gpu, _list(one))) for node, one in gpus.items()} if gpus else None,
+            _text(row.get("failed_node")),
+            _text(row.get("log")),
+            _text(row.get("log_class")),
             None,
             str(row.get("submit") or ""),
         )
     except KeyError as error:
         raise ValueError(f"no key {error}") from None
-    except (TypeError, AttributeError, ValueError) as error:
+    except (TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ValueError(f"a value of the wrong kind: {error}") from None
 
 
@@ -204,15 +206,40 @@ def read_event(row: Mapping[str, Any]) -> Event:
     """A line of EVENTS. Raises ValueError, which names the key."""
     try:
         return Event(
-            float(row["time"]),
+            _seconds(row["time"]),
             str(row["node"]),
-            row.get("gpu"),
+            _gpu(row.get("gpu")),
             str(row["source"]),
             str(row.get("code", "")),
             str(row.get("severity") or "info"),
-            row.get("detail") or {},
+            dict(row.get("detail") or {}),
         )
     except KeyError as error:
         raise ValueError(f"no key {error}") from None
     except (TypeError, ValueError) as error:
         raise ValueError(f"a value of the wrong kind: {error}") from None
+
+
+def _seconds(value: Any) -> float:
+    time = float(value)
+    if not -LATEST < time < LATEST:  # nor is NaN; milliseconds are far away
+        raise ValueError(f"{time:g} are not the seconds since 1970")
+    return time
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{str(value)[:80]!r}, where a list belongs")
+    return value
+
+
+def _text(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{str(value)[:80]!r}, where a text belongs")
+    return value
+
+
+def _gpu(value: Any) -> Any:
+    if value is not None and not isinstance(value, (str, int)):
+        raise TypeError(f"{str(value)[:80]!r}, where a GPU's UUID or index belongs")
+    return value

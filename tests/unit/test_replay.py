@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 
 import pytest
@@ -53,6 +54,12 @@ def rows():
         if bad:
             events.append({"time": end - 4, "node": node, "gpu": "GPU-2", "source": "xid", "code": "79", "detail": {}})
     return jobs, events
+
+
+def job(**changes):
+    """A line of JOBS, its values as JSON."""
+    row = {"job": "1", "state": '"FAILED"', "start": "1", "end": "2", "nodes": '["n1"]', **changes}
+    return "{" + ", ".join(f'"{key}": {value}' for key, value in row.items()) + "}\n"
 
 
 @pytest.fixture
@@ -139,6 +146,14 @@ def test_empty_files_are_no_error(replay):
         ('{"job": 1, "state": "FAILED", "end": 1, "nodes": []}\n', "JOBS.jsonl:2: no key 'start'"),
         ('{"job": 1, "state": "FAILED", "start": 1, "end": "late", "nodes": []}\n', "'end' is 'late'"),
         ('{"job": "x", "state": "FAILED", "start": 1, "end": 1, "nodes": []}\n', "JOBS.jsonl:2: a value of the wrong"),
+        (job(end="1.2.3"), "JOBS.jsonl:2: not JSON"),
+        (job(end="1e999"), "JOBS.jsonl:2: a value of the wrong kind: inf"),
+        (job(end="1760000000000"), "JOBS.jsonl:2: a value of the wrong kind: 1.76e+12 are not the seconds since 1970"),
+        (job(job="1e999"), "JOBS.jsonl:2: a value of the wrong"),
+        (job(nodes='"n1"'), "JOBS.jsonl:2: a value of the wrong kind: 'n1', where a list belongs"),
+        (job(log="5"), "JOBS.jsonl:2: a value of the wrong kind: '5', where a text belongs"),
+        (job(gpus='{"n1": [{}]}'), "JOBS.jsonl:2: a value of the wrong"),
+        (job(log="[" * 100_000), "JOBS.jsonl:2: not JSON"),
     ],
 )
 def test_a_bad_line_is_named_with_file_line_and_key(replay, line, message):
@@ -146,6 +161,19 @@ def test_a_bad_line_is_named_with_file_line_and_key(replay, line, message):
     result = replay([jobs[0], line], events, "--json")
     assert result.exit_code == 1
     assert message in result.output
+
+
+@pytest.mark.parametrize("more", ['"time": 1e18', '"time": 5, "gpu": {}', '"time": 5, "detail": "x"'])
+def test_an_event_that_would_end_the_engine_is_named(replay, more):
+    result = replay([], ['{"node": "n1", "source": "test", "code": "L3", ' + more + "}\n"], "--every", "86400")
+    assert result.exit_code == 1
+    assert "EVENTS.jsonl:1: a value of the wrong kind" in result.output
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    result = CliRunner().invoke(main, ["replay", str(tmp_path / "pipe"), "/dev/null"])
+    assert (result.exit_code, "is a pipe" in result.output) == (1, True)
 
 
 def test_a_bad_event_is_named_too(replay):
