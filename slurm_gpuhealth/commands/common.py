@@ -11,7 +11,7 @@ import click
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
     from sqlalchemy import Connection
@@ -76,6 +76,23 @@ def store(node: str) -> Iterator[Connection]:
         raise click.ClickException(str(error)) from None
     except SQLAlchemyError as error:
         raise click.ClickException(f"the cluster's record: {getattr(error, 'orig', None) or error}") from None
+
+
+def may_read(node: str) -> Callable[[str], bool]:
+    """Whether who asks may see the lines of a user's logs: root, that user, or Slurm's operators (sudo names who)."""
+    from slurm_gpuhealth import child
+
+    asks = os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
+    if asks in (None, "root"):
+        return lambda _: True
+    settings = settings_of(node)
+    done = child.run(
+        [settings.accounting.sacctmgr, "-n", "-P", "show", "user", asks, "format=AdminLevel"],
+        timeout=settings.slurm.timeout,
+        env={"SLURM_CONF": settings.slurm.conf},
+    )
+    every = done.rc == 0 and done.stdout.strip() in (b"Operator", b"Administrator")
+    return lambda user: every or user == asks
 
 
 def findings(journal: Journal, where: str, *values: Any) -> list[dict[str, Any]]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from typing import TYPE_CHECKING
 
 import click
 
-from slurm_gpuhealth import child
 from slurm_gpuhealth.commands import common
 from slurm_gpuhealth.correlate import words
 
@@ -29,10 +27,10 @@ def explain_job(node: str, job: int, as_json: bool) -> None:
             f"job {job} is not in the store: it has not ended, or gpuhealth correlate has not run since"
             " (it judges correlate.settle after the end)"
         )
-    may_read = _may_read(node, attempts[-1]["user"])
+    may_read = common.may_read(node)
     for one in attempts:
         one["actions"] = [each for each in actions if each["attempt"] == one["attempt"]]
-        if not may_read:
+        if not may_read(one["user"]):
             one["reading"] = None
             one["verdict"] = one["verdict"] and {**one["verdict"], "fingerprint": ""}
         if as_json:
@@ -67,20 +65,6 @@ def _print(one: dict[str, Any], attempts: int) -> None:
         say(f"  Done {common.ago(time.time(), action['time'])}: {action['kind']}: {action['result']}")
     if verdict["advice"]:
         say(f"  What to do: {verdict['advice']}")
-
-
-def _may_read(node: str, user: str) -> bool:
-    """Whether who asks may see the log's lines: root, the job's user, or Slurm's operators (sudo names who asks)."""
-    asks = os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
-    if asks is None or asks in (user, "root"):
-        return True
-    settings = common.settings_of(node)
-    done = child.run(
-        [settings.accounting.sacctmgr, "-n", "-P", "show", "user", asks, "format=AdminLevel"],
-        timeout=settings.slurm.timeout,
-        env={"SLURM_CONF": settings.slurm.conf},
-    )
-    return done.rc == 0 and done.stdout.strip() in (b"Operator", b"Administrator")
 
 
 def say(text: str) -> None:

@@ -136,6 +136,8 @@ def verdicts(
 
 def explained(db: Connection, job: int) -> list[dict[str, Any]]:
     """Each attempt of the job with its verdict (None: not failed, or not judged yet) and its log's reading."""
+    from slurm_gpuhealth.slurm.accounting import END_NEAR, read_reading
+
     attempt, judged, log = schema.attempt, schema.verdict, schema.joblog
     query = (
         sql.select(attempt, judged.c.data, judged.c.scored)
@@ -144,10 +146,12 @@ def explained(db: Connection, job: int) -> list[dict[str, Any]]:
         .order_by(attempt.c.attempt)
     )
     found = [_explained(row._asdict()) for row in db.execute(query)]
-    readings = db.execute(sql.select(log.c.sub, log.c.reading).where(log.c.id == job))
-    read = {row.sub: json.loads(row.reading) for row in readings}
+    readings = list(db.execute(sql.select(log.c.time, log.c.clock, log.c.reading).where(log.c.id == job)))
     for one in found:
-        one["reading"] = one["reading"] or read.get(one["attempt"])
+        # By time, not by number: Slurm's numbers are given anew one day, and a log is its owner's.
+        near = (row for row in readings if one["start"] <= row.time - (row.clock or 0.0) <= one["end"] + END_NEAR)
+        texts = [row.reading for row in sorted(near, key=lambda row: row.time) if read_reading(row.reading)]
+        one["reading"] = one["reading"] or (json.loads(texts[-1]) if texts else None)
         judged_ = one["verdict"]
         one["gpu_index"] = gpu_index(db, judged_["node"], judged_["gpu"]) if judged_ else None
     return found

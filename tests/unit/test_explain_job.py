@@ -6,6 +6,7 @@ import pytest
 import sqlalchemy as sql
 from click.testing import CliRunner
 
+from slurm_gpuhealth import child
 from slurm_gpuhealth.child import Completed
 from slurm_gpuhealth.commands import explain_job
 from slurm_gpuhealth.commands.gpuhealth import main
@@ -65,10 +66,12 @@ def ask(settings, tmp_path, monkeypatch):
         db.execute(sql.insert(schema.action).values(**row))
 
     def run(*argv, who=None, level=b""):
-        monkeypatch.setattr(explain_job.child, "run", lambda *_, **__: Completed(0, level, b"", 0.0))
+        monkeypatch.setattr(child, "run", lambda *_, **__: Completed(0, level, b"", 0.0))
         env = {"SUDO_USER": who, "GPUHEALTH_CONFIG": "/nowhere"}
-        return CliRunner().invoke(main, ["explain", *argv], env=env)
+        command = () if argv[0] == "jobs" else ("explain",)
+        return CliRunner().invoke(main, [*command, *argv], env=env)
 
+    run.store = given
     return run
 
 
@@ -108,3 +111,35 @@ def test_a_logs_lines_are_for_its_user_and_for_operators(ask, who, level, may):
     assert ("KeyError" in json.dumps(rows)) is may
     assert ("secret" in json.dumps(rows)) is may
     assert ("KeyError" in ask("7", who=who, level=level).output) is may
+
+
+def test_a_number_that_slurm_gave_anew_shows_nobody_the_log_of_its_earlier_owner(ask):
+    """The state of slurmctld was lost: numbers begin at 1 again. Bob's job 7 is attempt 2 of alice's here."""
+    later = {"start": END + 86000, "end": END + 86400}
+    key = {"node": "n1", "journal": "j", "id": 7, "sub": 0, "seq": 1, "taken": 1}
+    said = json.dumps({"verdict": "application", "cause": {"line": 1, "text": "bob's words"}})
+    with open_store(ask.store).begin() as db:
+        db.execute(sql.insert(schema.attempt).values(**{**ATTEMPT, **later, "attempt": 2, "user": "bob"}))
+        db.execute(sql.insert(schema.joblog).values(**key, time=END + 86401, reading=said))
+    told = {who: ask("7", "--json", who=who, level=b"None").output for who in ("alice", "bob")}
+    assert {who: ("KeyError" in text, "bob's words" in text) for who, text in told.items()} == {
+        "alice": (True, False),
+        "bob": (False, True),
+    }
+    assert json.loads(told["bob"].splitlines()[2])["reading"]["cause"]["text"] == "bob's words"
+
+
+def test_a_reading_that_is_none_is_left_out(ask):
+    key = {"node": "n1", "journal": "j", "id": 7, "sub": 1, "seq": 1, "taken": 1}
+    with open_store(ask.store).begin() as db:
+        db.execute(sql.update(schema.attempt).values(reading=None))
+        db.execute(sql.insert(schema.joblog).values(**key, time=END, reading='{"cause": "x'))
+    assert "Its log was not read" in ask("7").output
+
+
+@pytest.mark.parametrize(("who", "may"), [("alice", True), ("bob", False), (None, True)])
+def test_a_fingerprint_has_words_of_the_log_and_is_for_who_may_read_that(ask, who, may):
+    with open_store(ask.store).begin() as db:
+        judged.keep_verdict(db, DIED._replace(fingerprint="ValueError | secret"), END)
+    done = ask("jobs", "--json", "--since", "9999d", who=who, level=b"None")
+    assert (json.loads(done.output)["cause"], "secret" in done.output) == ("node", may)
