@@ -9,7 +9,6 @@ import sqlalchemy
 from sqlalchemy import event, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from slurm_gpuhealth.journal import make_private
 from slurm_gpuhealth.store import schema
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def safe_url(url: str) -> str:
 def _sqlite(settings: Settings) -> Engine:
     path = settings.store.database
     try:
-        make_private(os.path.dirname(path))
+        _make_private(path)
     except OSError as error:
         raise StoreError(f"the cluster's record in {path}: {error}") from None
     engine = sqlalchemy.create_engine(f"sqlite:///{path}", connect_args={"timeout": 60, "isolation_level": None})
@@ -80,6 +79,20 @@ def _sqlite(settings: Settings) -> Engine:
         db.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _make_private(path: str) -> None:
+    """The file is ours alone; its folder, which may be everybody's (/var/lib), is left as it is. Raises OSError."""
+    folder = os.path.dirname(path)
+    os.makedirs(folder, 0o700, exist_ok=True)
+    found = os.stat(folder)
+    if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+        raise PermissionError(1, "others can write there; set store.database to a file in a folder of root's", folder)
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        if os.stat(path).st_mode & 0o077:
+            os.chmod(path, 0o600)
 
 
 def _postgresql(settings: Settings) -> Engine:

@@ -376,3 +376,22 @@ def test_killed_at_any_moment_of_taking_in_nothing_is_lost_or_doubled(store, sha
         assert sorted(row.id for row in rows(store) if row.node == node) == list(range(1, whole + 1))
     numbers = [row.taken for row in rows(store)]
     assert len(set(numbers)) == len(numbers)
+
+
+def test_the_file_is_private_and_its_folder_that_is_not_only_ours_stays_as_it_is(tmp_path):
+    tmp_path.chmod(0o755)
+    path = tmp_path / "cluster.db"
+    open.open_store(Settings(store=Store(database=str(path)))).dispose()
+    path.chmod(0o644)
+    engine = open.open_store(Settings(store=Store(database=str(path))))
+    with engine.begin() as db:
+        db.execute(schema.cursor.insert().values(name="x"))
+        assert {one.stat().st_mode & 0o777 for one in tmp_path.iterdir()} == {0o600}
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_folder_that_others_can_write_is_refused(tmp_path):
+    tmp_path.chmod(0o1777)
+    with pytest.raises(open.StoreError, match="others can write there"):
+        open.open_store(Settings(store=Store(database=str(tmp_path / "cluster.db"))))
+    assert tmp_path.stat().st_mode & 0o7777 == 0o1777
