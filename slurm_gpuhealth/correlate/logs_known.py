@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.correlate.model import Cause
 
 WORD = re.compile(rb"[a-z]{3,}")
+AROUND = 160
 ROLES = {"noise": 4, "first": 3, "cascade": 2, "confirm": 1, "weak": 0}
 # What stands around a phrase when it is no report: "0 failed GPUs", "no uncorrectable ECC", "gpu_lost=0", "fabric
 # manager: running".
 NOT = re.compile(
     rb"(?:\b(?:no|without|zero)(?:\s+[\w-]+){0,2}|[,:;(\[=|]\s*0|\b0/\d+"
-    rb"|\b(?:and|with|found|had|has|were|skipped)\s+0)\s*$"
+    rb"|\b(?:and|with|found|had|has|were|skipped)\s+0"
+    rb"|\b(?:can happen if|(?:possible|common|likely|probable) (?:reasons?|causes?))\b.*)\s*$"
 )
 IS_NOT = re.compile(
     rb"[a-z]?[\"')\]]{0,2}(?: (?:count|list|status|state|time|errors?|iterations?|steps?|values?|detected))?"
@@ -151,7 +153,7 @@ def denied(low: bytes, begin: int, end: int, known: Known) -> bool:
     """Whether the line says of the phrase between `begin` and `end` that it is not so, or only could be."""
     if known.role not in ("first", "weak") or (known.cause == "application" and known.kind != "numeric"):
         return False  # what follows the name of an exception is its message
-    before, after = b"x" * (begin > 60) + low[max(0, begin - 60) : begin], low[end : end + 40]
+    before, after = b"x" * (begin > AROUND) + low[max(0, begin - AROUND) : begin], low[end : end + 40]
     if NOT.search(before) or IS_NOT.match(after):
         return True
     return known.cause == "node" and bool(MIGHT.search(before) or MIGHT_BE.match(after))
