@@ -205,6 +205,7 @@ CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
     ("Suspicion", "recall"): _between(0, 0.999, "0 to 0.999"),
     ("Suspicion", "specificity"): _between(0.5, 0.9999, "0.5 to 0.9999"),
     ("Suspicion", "repaired"): _between(0.001, 0.9, "0.001 to 0.9"),
+    ("Suspicion", "fresh"): _between(0.01, 1, "0.01 to 1"),
     **{("Suspicion", one): _between(0, 1, "0 to 1") for one in ("l2", "l3", "l4", "rma")},
     **{
         ("Suspicion", one): _between(1e-9, 1, "likelihoods, above 0, at most 1")

@@ -288,6 +288,7 @@ class Suspicion:
     recall: tuple[Number, ...] = (0.1, 0.3, 0.5, 0.7)
     specificity: Number = 0.99
     repaired: Number = 0.1
+    fresh: Number = 0.2
     l2: Number = 0.1
     l3: Number = 0.3
     l4: Number = 0.6

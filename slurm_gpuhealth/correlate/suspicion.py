@@ -68,11 +68,13 @@ def hazard(found: list[float], grid: Grid) -> float:
 
 
 def _prior(node: NodeState, grid: Grid, s: Suspicion) -> list[float]:
-    """A node fresh from a repair fails again sooner than others do: no prior of a good one."""
-    if not node.repaired:
-        return list(grid.prior)
-    more = s.repaired / (1 - grid.prior[0])
-    return [1 - s.repaired, *(one * more for one in grid.prior[1:])]
+    """A node fresh from a repair fails again sooner than others do; one that is new has passed a test, or would show at
+    once what kills jobs at their start."""
+    if node.repaired:
+        more = s.repaired / (1 - grid.prior[0])
+        return [1 - s.repaired, *(one * more for one in grid.prior[1:])]
+    bad = [one if start else one * s.fresh for one, start in zip(grid.prior[1:], grid.start[1:])]
+    return [1 - sum(bad), *bad]
 
 
 def _tests(node: NodeState, time: float, grid: Grid, s: Suspicion) -> float:

@@ -148,7 +148,7 @@ class TestEvidence:
         job = attempt(1, gpus={"n1": ("GPU-a",)}, log_class="application")
         correlator, verdicts = played([Event(job.end - 5, "n1", "GPU-z", "xid", "79"), job])
         assert verdicts[1].cause == "application"
-        assert correlator.suspicion("n1", job.end).p_lemon > 0.2
+        assert correlator.suspicion("n1", job.end).p_lemon > 0.08
 
     def test_a_hard_event_that_comes_late_changes_the_verdict(self):
         job = attempt(1, log_class="nothing", hours=2)
@@ -184,7 +184,7 @@ class TestEvidence:
         fine, _ = played([event, job])
         late, _ = played([job, event])
         elsewhere, _ = played([event, job._replace(gpus={"n1": (3,)})])
-        assert fine.suspicion("n1", job.end).p_lemon < 0.1 < elsewhere.suspicion("n1", job.end).p_lemon
+        assert fine.suspicion("n1", job.end).p_lemon < 0.04 < elsewhere.suspicion("n1", job.end).p_lemon
         assert levels(fine) == pytest.approx(levels(late), abs=0.01)
 
     def test_contained_errors_count_when_they_repeat_on_one_gpu(self):

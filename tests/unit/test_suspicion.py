@@ -36,8 +36,11 @@ def p(correlator, when, node="n1"):
 
 
 class TestMemory:
-    def test_an_unknown_node_is_at_the_prior(self):
-        assert after().suspicion("n1", NOW).p_lemon == pytest.approx(1 - Suspicion.priors[0], abs=0.001)
+    def test_an_unknown_node_is_rarely_bad_and_more_often_so_as_it_ages(self):
+        start = (1 - Suspicion.priors[0]) * Suspicion.fresh
+        assert start <= after().suspicion("n1", NOW).p_lemon < start + 0.001
+        idle = after(job(0, 0, state="COMPLETED"))
+        assert start + 0.003 < p(idle, 60) < 1 - Suspicion.priors[0]
 
     def test_success_lowers_it(self):
         good = after(*(job(one, one / 4, state="COMPLETED") for one in range(100)))
