@@ -25,7 +25,7 @@ ROLES = {"noise": 4, "first": 3, "cascade": 2, "confirm": 1, "weak": 0}
 # What stands around a phrase when it is no report: "0 failed GPUs", "no uncorrectable ECC", "gpu_lost=0", "fabric
 # manager: running".
 NOT = re.compile(
-    rb"(?:\b(?:no|without|zero)(?:\s+[\w-]+){0,2}|[,:;(\[=|]\s*0|\b0/\d+"
+    rb"(?:\b(?:no|without|zero)(?:\s+[\w-]+){0,2}|[,:;(\[|]\s*0|\b0/\d+"
     rb"|\b(?:and|with|found|had|has|were|skipped)\s+0"
     rb"|\b(?:can happen if|(?:possible|common|likely|probable) (?:reasons?|causes?))\b.*)\s*$"
 )

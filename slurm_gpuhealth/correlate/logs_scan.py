@@ -31,6 +31,8 @@ MOST = 5000
 WHO = re.compile(rb"\brank[ :=_]?\d+|^\[?\d+[\]:]|^\[\d+,\d+\]|\b[a-z][a-z._-]*\d+(?=:)")
 DIGITS = b"0123456789"
 XID = re.compile(rb"\bxid\b[ :=#]{0,3}(?:\((?:pci:)?[^)\n]{0,40}\):? )?(?:error |code |is ){0,2}(\d{1,3})\b(.{0,200})")
+MILD = re.compile(rb"(?:\b|user)(?:warn(?:ing)?|info|debug|deprecated|retry(?:ing)?|skipping)\b")
+"""What such a line says did not end a job."""
 EXCEPTION = re.compile(rb"(?:error|exception|interrupt|exit|timeout|abort)(?::|\(|\s*$)")
 ROOT = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d{1,6})")
 SOME_XID = Known("Xid", "node", "hardware", "first", 0.85, "gpu", "")
@@ -139,7 +141,7 @@ def hit(block: bytes, low: bytes, start: int, end: int) -> Hit | None:
     line = low[start:end]
     known = xid(line) if b"xid" in line else None
     known = known or logs_known.recognise(line, logs_known.words(line))
-    if known is not None and known.role == "noise":
+    if known is not None and (known.role == "noise" or (known.role == "weak" and MILD.search(line))):
         return None
     name = ""
     said = None
