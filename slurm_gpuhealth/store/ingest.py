@@ -118,6 +118,9 @@ class _Files(_Taking):
             self.known = {(row.node, row.first): (row.position, row.lines) for row in rows}
         seen, unread = set(), set()
         for name in names:
+            if not records.NODE.fullmatch(node_of(name)):
+                self.trouble.append(f"{name!r}: is no node's file")
+                continue
             try:
                 seen.add(self._file(name))
             except FileNotFoundError:
@@ -155,7 +158,7 @@ class _Files(_Taking):
                 number += 1
                 self.line(line, node, name, number)
             position += whole or len(chunk)
-            row = {"node": node, "first": first[1], "name": name, "position": position, "lines": number}
+            row = {"node": node, "first": first[1], "name": records.text(name), "position": position, "lines": number}
             self.moved[first] = row
             if self.batch.size >= AT_ONCE:
                 self._flush()
@@ -173,10 +176,9 @@ class _Files(_Taking):
                 statement = records.insert(db, table)
                 new = statement.excluded
                 values = {key: new[key] for key in ("name", "position", "lines")}
-                further = statement.on_conflict_do_update(
-                    index_elements=("node", "first"), set_=values, where=new.position > table.c.position
-                )
-                db.execute(further, list(self.moved.values()))
+                # Also backwards: a file that was cut grows again.
+                moved = statement.on_conflict_do_update(index_elements=("node", "first"), set_=values)
+                db.execute(moved, list(self.moved.values()))
             self.moved.clear()
         for name in self.done:
             try:
@@ -201,15 +203,16 @@ class _Inbox(_Taking):
     """PostgreSQL: what is read is removed in the same transaction."""
 
     QUERY = """
-        DELETE FROM inbox WHERE ctid = ANY(ARRAY(SELECT ctid FROM inbox ORDER BY node, journal, abs(seq) LIMIT :most))
-        RETURNING node, journal, abs(seq) AS seq, left(line, :longest) AS line"""
+        DELETE FROM inbox
+        WHERE ctid = ANY(ARRAY(SELECT ctid FROM inbox ORDER BY node, journal, abs(seq::numeric) LIMIT :most))
+        RETURNING node, journal, seq, left(line, :longest) AS line"""
 
     def all(self) -> Taken:
         while True:
             with self.engine.begin() as db:
                 lock(db)
                 found = db.execute(text(self.QUERY), {"most": AT_ONCE, "longest": records.LONGEST}).all()
-                for row in sorted(found, key=lambda row: (row.node, row.journal, row.seq)):
+                for row in sorted(found, key=lambda row: (row.node, row.journal, abs(row.seq))):
                     self.line(row.line.encode(), row.node, "inbox", row.seq)
                 self.save(db)
             if len(found) < AT_ONCE:

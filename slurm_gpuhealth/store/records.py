@@ -33,6 +33,8 @@ CLOCKS = 9
 RENEWS = {"finding": "severity", "diagnostic": "outcome", "step": "outcome"}
 """Kind → the column whose change makes a row news to the correlator again."""
 KEY = ("node", "journal", "id", "sub")
+NODE = re.compile(r"[A-Za-z0-9_.-]{1,255}")
+"""One node's name; `n[1-9]` would be read as nine further on."""
 
 
 class Batch:
@@ -49,6 +51,8 @@ class Batch:
     def add(self, line: bytes, node: str) -> None:
         """A line of this node. Raises ValueError, which says what is wrong with it; then nothing is added."""
         record = _parsed(line)
+        if not NODE.fullmatch(node):
+            raise ValueError("it is of no node")
         if record.get("node") != node:
             raise ValueError(f"it speaks for node {str(record.get('node'))[:80]!r}")
         journal, seq, kind = record.get("journal"), _integer(record, "seq", BigInteger), record.get("kind")
@@ -159,7 +163,12 @@ def _head(record: Row) -> Row:
     return {
         "time": _float(record.get("time"), wrong),
         "clock": _float(record.get("clock"), wrong),
-        "dropped": [_float(one, wrong) for one in dropped] if dropped else None,
+        "dropped": [
+            _integer({"dropped": dropped[0]}, "dropped", BigInteger),
+            *(_float(one, wrong) for one in dropped[1:]),
+        ]
+        if dropped
+        else None,
         "gpus": [_gpu(one, wrong) for one in gpus or ()],
     }
 
@@ -217,7 +226,6 @@ def _save_head(db: Connection, head: Row, taken: int) -> int:
         values = {"clocks": json.dumps(clocks), "clock_offset": median(clocks), "last_shipped": head["time"]}
         if head["dropped"]:
             values |= dict(zip(("dropped", "dropped_from", "dropped_to"), head["dropped"]))
-            values["dropped"] = int(values["dropped"])
         db.execute(update(table).where(*mine).values(**values))
     for gpu in head["gpus"]:
         taken += _save_gpu(db, head, gpu, taken + 1)

@@ -124,6 +124,19 @@ def test_a_role_that_may_only_insert_ships_over_tls(server, database, tmp_path, 
     engine.dispose()
 
 
+def test_rows_that_no_node_of_ours_inserts_hold_up_nobody(server, database):
+    hostile = [("n1", "ab", seq, '{"kind": "ship"}') for seq in (-(1 << 63), (1 << 63) - 1)]
+    with server.connect(NODES) as db:
+        db.cursor().executemany(
+            "INSERT INTO inbox VALUES (%s, %s, %s, %s)", [*hostile, ("n[1-9]", "ab", 1, "{}"), ("", "", 0, "")]
+        )
+    engine = open.open_store(database)
+    assert ingest.ingest(engine, database, time.time())[:2] == (0, 4)
+    with open.reading(engine) as db:
+        assert db.execute(select(schema.inbox)).all() == []
+    engine.dispose()
+
+
 def test_what_postgresql_refuses_is_said_in_its_words_and_waits(server, database, tmp_path, capfd):
     settings = node(tmp_path, database)
     journal = open_journal(settings.paths)

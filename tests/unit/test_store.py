@@ -395,3 +395,27 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path):
     with pytest.raises(open.StoreError, match="others can write there"):
         open.open_store(Settings(store=Store(database=str(tmp_path / "cluster.db"))))
     assert tmp_path.stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.parametrize("name", ["n[1-500]", "n\udcff", "n1,n2", "@all"])
+def test_a_file_of_no_node_is_said_and_holds_up_nobody(store, shared, folder, name):
+    write(folder, record(1, node=name), name=f"{name}.jsonl")
+    write(folder, head(1), record(1), name="n1@\udcff.jsonl")
+    taken = take(store, shared)
+    assert (taken.rows, [row.node for row in rows(store)]) == (2, ["n1"])
+    assert taken.trouble[0].endswith("is no node's file")
+
+
+def test_a_count_that_no_database_can_hold_is_skipped(store, shared, folder):
+    write(folder, head(1, dropped=[1e300, 0, 0]), head(2, dropped=[1 << 63, 0, 0]), head(3, dropped=[5, 0.5, 1.5]))
+    assert take(store, shared)[:2] == (1, 2)
+    assert [row.dropped for row in rows(store, schema.node)] == [5]
+
+
+def test_what_is_appended_to_a_file_that_was_cut_is_taken_in(store, shared, folder):
+    write(folder, head(1), record(1), record(2), record(3))
+    take(store, shared)
+    os.truncate(folder / "n1.jsonl", len(head(1)) + len(record(1)))
+    take(store, shared)
+    write(folder, record(4), record(5))  # as long as what was cut off
+    assert take(store, shared).rows == 2
