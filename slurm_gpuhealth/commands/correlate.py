@@ -11,6 +11,11 @@ import click
 from slurm_gpuhealth import lock
 from slurm_gpuhealth.commands import common
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_gpuhealth.correlate.run import Done
+    from slurm_gpuhealth.settings import Settings
+
 
 @click.command()
 @click.option("--wait", is_flag=True, help="Wait for another run to end, at most 5 min.")
@@ -22,11 +27,6 @@ def correlate(node: str, wait: bool, no_actions: bool, as_json: bool) -> None:
 
     From a systemd timer each minute, or as EpilogSlurmctld. Exit 0 also while another run is at it.
     """
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from slurm_gpuhealth.correlate import run
-    from slurm_gpuhealth.store.open import StoreError
-
     if os.geteuid() != 0:
         raise click.ClickException("only root, on the controller: it reads every job's record")
     settings = common.settings_of(node)
@@ -35,11 +35,7 @@ def correlate(node: str, wait: bool, no_actions: bool, as_json: bool) -> None:
         click.echo("another run is at it", err=True)
         return
     try:
-        done = run.once(settings, time.time(), act=not no_actions)
-    except StoreError as error:
-        raise click.ClickException(str(error)) from None
-    except SQLAlchemyError as error:
-        raise click.ClickException(f"the cluster's record: {getattr(error, 'orig', None) or error}") from None
+        done = _once(settings, act=not no_actions)
     finally:
         os.close(turn)
     for line in done.trouble:
@@ -51,3 +47,18 @@ def correlate(node: str, wait: bool, no_actions: bool, as_json: bool) -> None:
         f"{done.taken} records of nodes and {done.attempts} attempts taken in; {done.judged} failed attempts judged,"
         f" {done.rescored} anew; {done.suspects} suspect nodes"
     )
+
+
+def _once(settings: Settings, act: bool) -> Done:
+    """A run. Imported here: of a hundred jobs that end together, ninety-nine only find that another is at it."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from slurm_gpuhealth.correlate import run
+    from slurm_gpuhealth.store.open import StoreError
+
+    try:
+        return run.once(settings, time.time(), act=act)
+    except StoreError as error:
+        raise click.ClickException(str(error)) from None
+    except SQLAlchemyError as error:
+        raise click.ClickException(f"the cluster's record: {getattr(error, 'orig', None) or error}") from None

@@ -20,7 +20,9 @@ def explain(node: str, what: tuple[str, ...], by_log: bool, as_json: bool) -> No
         explain_log(what, as_json)
         return
     if len(what) != 1 or not what[0].isdecimal() or len(what[0]) > 10:
-        raise click.UsageError("which job? One number; log files are given with --log.")
+        raise click.UsageError(
+            "which job? One number; of an array's task its own: sacct -X -j 10_3 -o JobIDRaw. Logs go with --log."
+        )
     from slurm_gpuhealth.commands.explain_job import explain_job
 
     explain_job(node, int(what[0]), as_json)

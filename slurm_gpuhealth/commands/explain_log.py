@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from typing import TYPE_CHECKING
 
 import click
@@ -24,6 +27,8 @@ MEANT = {
 def explain_log(files: tuple[str, ...], as_json: bool) -> None:
     """Print what the files of one job say; a click error names one that can't be read."""
     try:
+        for name in files:
+            _refuse_endless(name)
         reading = logs.read_files(files)
     except OSError as error:
         name = error.filename if isinstance(error.filename, str) else files[0]
@@ -33,6 +38,15 @@ def explain_log(files: tuple[str, ...], as_json: bool) -> None:
         return
     for line in told(reading, files):
         click.echo(common.safe(line))
+
+
+def _refuse_endless(name: str) -> None:
+    """A user's FIFO or device in the place of a log would never end; what the shell made, `<(zcat x.gz)`, does."""
+    if name == "-" or name.startswith(("/dev/fd/", "/proc/self/fd/", "/dev/stdin")):
+        return
+    mode = os.stat(name).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "no regular file; of a pipe: cat it into gpuhealth explain --log -", name)
 
 
 def told(reading: Reading, files: tuple[str, ...]) -> list[str]:

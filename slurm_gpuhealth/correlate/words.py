@@ -28,14 +28,17 @@ def sure(confidence: float) -> str:
 def sides(cause: str, terms: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
     """The sentences for and against `cause`, each the strongest first; what was known before, of one cause alone, last.
 
-    A term speaks for the cause by how much likelier it is under it than under the likeliest other one.
+    A term speaks for the cause by how much likelier it is under it than under the likeliest other one; what was known
+    before, of the causes together.
     """
     if cause == "unknown":
         return [one["text"] for one in terms], []
+    before = {name: weight for one in terms if len(one["weights"]) == 1 for name, weight in one["weights"].items()}
 
     def gain(term: Mapping[str, Any]) -> float:
-        others = [weight for name, weight in term["weights"].items() if name != cause]
-        return float(term["weights"].get(cause, 0.0) - max(others, default=0.0))
+        weights = term["weights"] if len(term["weights"]) > 1 else before
+        others = [weight for name, weight in weights.items() if name != cause]
+        return float(weights.get(cause, 0.0) - max(others, default=0.0))
 
     ranked = sorted(terms, key=lambda one: (len(one["weights"]) == 1, -abs(gain(one))))
     return [one["text"] for one in ranked if gain(one) > 0], [one["text"] for one in ranked if gain(one) < 0]

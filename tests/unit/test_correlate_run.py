@@ -2,12 +2,15 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sql
 from click.testing import CliRunner
 
+from slurm_gpuhealth import lock
 from slurm_gpuhealth.commands import common
 from slurm_gpuhealth.commands.gpuhealth import main
 from slurm_gpuhealth.correlate import run
@@ -209,3 +212,16 @@ def test_what_is_too_old_is_forgotten_once_a_day_also_after_a_jump(given, engine
     add(engine, schema.attempt, **ATTEMPT)
     run.once(given, NOW)
     assert [row["job"] for row in rows(engine, schema.attempt)] == [7]
+
+
+def test_who_finds_another_run_at_it_imports_no_database(given, monkeypatch, tmp_path):
+    turn = lock.take(given, "correlate", real=True)
+    script = "import sys; from slurm_gpuhealth.commands.gpuhealth import main; main(standalone_mode=False)"
+    check = "assert 'sqlalchemy' not in sys.modules"
+    paths = given.paths
+    (tmp_path / "g.toml").write_text(f'[paths]\nstate = "{paths.state}"\nrun = "{paths.run}"\n')
+    env = {**os.environ, "GPUHEALTH_CONFIG": str(tmp_path / "g.toml")}
+    argv = [sys.executable, "-c", f"{script}; {check}", "correlate"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    os.close(turn)
+    assert (done.returncode, done.stderr) == (0, "another run is at it\n")

@@ -1,6 +1,7 @@
 """gpuhealth explain JOBID: what an admin reads, and who may read a log's lines."""
 
 import json
+import os
 
 import pytest
 import sqlalchemy as sql
@@ -10,6 +11,7 @@ from slurm_gpuhealth import child
 from slurm_gpuhealth.child import Completed
 from slurm_gpuhealth.commands import explain_job
 from slurm_gpuhealth.commands.gpuhealth import main
+from slurm_gpuhealth.correlate import words
 from slurm_gpuhealth.correlate.model import Term, Verdict
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.settings import Store
@@ -143,3 +145,24 @@ def test_a_fingerprint_has_words_of_the_log_and_is_for_who_may_read_that(ask, wh
         judged.keep_verdict(db, DIED._replace(fingerprint="ValueError | secret"), END)
     done = ask("jobs", "--json", "--since", "9999d", who=who, level=b"None")
     assert (json.loads(done.output)["cause"], "secret" in done.output) == ("node", may)
+
+
+def test_how_often_an_application_fails_by_itself_speaks_for_it_where_its_node_fails_less_often():
+    terms = [
+        {"text": "fails in 31%", "weights": {"application": -1.2}},
+        {"text": "n1 fails", "weights": {"node": -9.0}},
+    ]
+    assert words.sides("application", terms) == (["fails in 31%", "n1 fails"], [])
+    assert words.sides("node", terms) == ([], ["fails in 31%", "n1 fails"])
+
+
+def test_an_arrays_task_is_asked_for_by_its_own_number_and_that_is_said(ask):
+    done = ask("10_3")
+    assert (done.exit_code, "JobIDRaw" in done.output) == (2, True)
+
+
+@pytest.mark.parametrize("what", ["fifo", "/dev/zero"])
+def test_a_log_that_would_never_end_is_refused(tmp_path, what):
+    os.mkfifo(tmp_path / "fifo")
+    done = CliRunner().invoke(main, ["explain", "--log", str(tmp_path / what)])
+    assert (done.exit_code, "no regular file" in done.output) == (1, True)
