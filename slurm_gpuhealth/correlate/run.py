@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sql
 
-from slurm_gpuhealth.correlate import actions
+from slurm_gpuhealth.correlate import actions, cases
 from slurm_gpuhealth.correlate.engine import AppState, Correlator, FleetState, NodeState, State
 from slurm_gpuhealth.correlate.model import Attempt, Event
 from slurm_gpuhealth.frozen import frozen
 from slurm_gpuhealth.slurm import accounting, control, topology
 from slurm_gpuhealth.store import ingest, judged, query, schema
-from slurm_gpuhealth.store.open import open_store
+from slurm_gpuhealth.store.open import lock, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,6 +61,7 @@ def once(settings: Settings, now: float, act: bool = True) -> Done:
         leaves = topology.leaves(settings)
     except control.SlurmError as error:
         trouble.append(f"{error}; the next run asks again")
+    unacted = _begin_to_act(engine, now) if act else ""
     verdicts, again, suspects = judge(engine, settings, leaves, now)
     with engine.begin() as db:
         due = abs(now - float(judged.get_cursor(db, "pruned") or 0)) > 86400
@@ -70,8 +71,21 @@ def once(settings: Settings, now: float, act: bool = True) -> Done:
     if due:
         query.prune(engine, min(now, newest) - settings.store.keep)
     if act:
-        actions.after(actions.Act(settings, engine, now), [*verdicts, *again], suspects)
+        with engine.connect() as db:
+            told = judged.scored_since(db, float(unacted)) if unacted else []
+        latest = {(one.job, one.attempt): one for one in (*told, *verdicts, *again)}
+        actions.after(actions.Act(settings, engine, now), list(latest.values()), suspects)
+        with engine.begin() as db:
+            judged.put_cursor(db, "unacted", "")
     return Done(taken.rows, attempts, len(verdicts), len(again), len(suspects), tuple(trouble))
+
+
+def _begin_to_act(engine: sql.Engine, now: float) -> str:
+    """Since when verdicts were not acted upon, because a run was cut short; "": there are none."""
+    with engine.begin() as db:
+        unacted = judged.get_cursor(db, "unacted")
+        judged.put_cursor(db, "unacted", unacted or str(now))
+    return unacted
 
 
 def judge(
@@ -79,15 +93,18 @@ def judge(
 ) -> tuple[list[Verdict], list[Verdict], list[Suspicion]]:
     """Judge what is new, in one transaction: new verdicts, those that changed, and the suspects."""
     with engine.begin() as db:
+        lock(db)
         nodes = judged.Rows(db, "node", NodeState.from_json)
         applications = judged.Rows(db, "application", AppState.from_json)
         fleet = judged.Rows(db, "fleet", FleetState.from_json)
         state = State(nodes, applications, fleet.setdefault("all", FleetState()))
         correlator = Correlator(settings.suspicion, leaves, state)
-        position, events = query.events(db, judged.get_cursor(db, "events"), now)
+        begin = judged.get_cursor(db, "events")
+        position, events = query.events(db, begin, now)
         until = now - settings.correlate.settle
         verdicts: list[Verdict] = []
-        new: list[Iterable[Attempt | Event]] = [sorted(events, key=_when), _attempts(db, until)]
+        late = list(_late(db, state, int(begin or 0), int(position)))
+        new: list[Iterable[Attempt | Event]] = [sorted(events, key=_when), late, _attempts(db, until)]
         for one in merge(*new, key=_when):
             if isinstance(one, Event):
                 correlator.event(one)
@@ -130,6 +147,26 @@ def _attempts(db: sql.Connection, until: float) -> Iterator[Attempt]:
         .order_by(table.c.end, table.c.job, table.c.attempt)
     )
     return accounting.join(db, map(accounting.attempt_of, rows.mappings()))
+
+
+def _late(db: sql.Connection, state: State, begin: int, end: int) -> Iterator[Attempt]:
+    """Failed attempts whose log, or whose nodes' record, came after they were judged, and says more; by their end.
+
+    Only those that the correlator still knows: another would be counted twice.
+    """
+    table = schema.attempt
+    came = (sql.select(one.c.id).where(one.c.taken > begin, one.c.taken <= end) for one in (schema.run, schema.joblog))
+    rows = db.execute(
+        sql.select(table)
+        .where(table.c.fed.is_not(None), table.c.state.not_in(("COMPLETED", "REQUEUED")))
+        .where(table.c.job.in_(sql.union(*came)))
+        .order_by(table.c.end, table.c.job, table.c.attempt)
+    )
+    for one in accounting.join(db, map(accounting.attempt_of, rows.mappings())):
+        key, home = f"{one.job}.{one.attempt}", state.nodes.get(one.nodes[0]) if one.nodes else None
+        before = home.cases.get(key) if home and key in home.seen else None
+        if before and not cases.same_evidence(cases.case_of(one, before.application), before):
+            yield one
 
 
 def _when(one: Attempt | Event) -> float:

@@ -21,6 +21,7 @@ from slurm_gpuhealth.correlate.model import Attempt, Event, from_dict
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.slurm import sacct
 from slurm_gpuhealth.store import schema
+from slurm_gpuhealth.store.open import lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -82,6 +83,7 @@ def take_in(engine: sql.Engine, settings: Settings, now: float) -> Taken:
     for begin, end in windows(min(since, now - WEEK) if weekly else since, now):
         ends, notes = _ended(settings, begin, end), sacct.noted(settings, begin, end)
         with engine.begin() as db:
+            lock(db)  # what comes while others judge would count as judged
             taken = Taken(taken.attempts + _keep_attempts(db, ends), taken.outside + _keep_outside(db, notes))
             marks["settled"] = max(marks["settled"], min(end, now - DAY))
             _keep_marks(db, marks)
@@ -256,7 +258,8 @@ def _upsert(db: sql.Connection, table: sql.Table, keys: Sequence[str], rows: Seq
     values = {name: asked.excluded[name] for name in rows[0] if name not in keys}
     differs = sql.or_(*(table.c[name].is_distinct_from(value) for name, value in values.items() if name != "fed"))
     asked = asked.on_conflict_do_update(index_elements=list(keys), set_=values, where=differs)
-    return max(0, db.execute(asked, list(rows)).rowcount)
+    done = db.execute(asked, list(rows), execution_options={"preserve_rowcount": True})
+    return max(0, done.rowcount)
 
 
 def _of_jobs(db: sql.Connection, table: sql.Table, attempts: Sequence[Attempt]) -> dict[int, list[Any]]:

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sql
 
-from slurm_gpuhealth.correlate.model import Suspicion
+from slurm_gpuhealth.correlate.model import CAUSES, Suspicion, Term, Verdict
 from slurm_gpuhealth.store import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from sqlalchemy import Connection, Table
-
-    from slurm_gpuhealth.correlate.model import Verdict
 
 
 class Rows(MutableMapping[str, Any]):
@@ -102,6 +100,14 @@ def keep_verdict(db: Connection, verdict: Verdict, now: float) -> None:
             **{"fingerprint": verdict.fingerprint, "data": json.dumps(data)},
         },
     )
+
+
+def scored_since(db: Connection, time: float) -> list[Verdict]:
+    """The verdicts that were told or changed since then."""
+    table = schema.verdict
+    rows = db.execute(sql.select(table.c.data).where(table.c.cause.in_(CAUSES), table.c.scored >= time)).scalars()
+    found = [json.loads(row) for row in rows]
+    return [Verdict(**{**row, "terms": tuple(Term(**term) for term in row["terms"])}) for row in found]
 
 
 def keep_suspicions(db: Connection, found: Iterable[Suspicion], now: float) -> None:

@@ -30,7 +30,7 @@ TEXT = 1 << 18
 """Characters of one value."""
 CLOCKS = 9
 """Measurements of a node's clock, of which the median counts."""
-RENEWS = {"finding": "severity", "diagnostic": "outcome", "step": "outcome"}
+RENEWS = {"finding": "severity", "diagnostic": "outcome", "step": "outcome", "run": "ended"}
 """Kind → the column whose change makes a row news to the correlator again."""
 KEY = ("node", "journal", "id", "sub")
 NODE = re.compile(r"[A-Za-z0-9_.-]{1,255}")
@@ -201,7 +201,7 @@ def _upsert(db: Connection, table: Table, renews: str | None) -> Any:
     new = statement.excluded
     values = {column.name: new[column.name] for column in table.c if column.name not in (*KEY, "taken", "clock")}
     if renews:
-        values["taken"] = case((new[renews] != table.c[renews], new["taken"]), else_=table.c.taken)
+        values["taken"] = case((new[renews].is_distinct_from(table.c[renews]), new["taken"]), else_=table.c.taken)
     return statement.on_conflict_do_update(index_elements=KEY, set_=values, where=new["seq"] > table.c.seq)
 
 

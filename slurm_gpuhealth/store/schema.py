@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, Tabl
 if TYPE_CHECKING:
     from typing import Any
 
-VERSION = 1
+VERSION = 2
 
 metadata = MetaData()
 Big = BigInteger().with_variant(Integer, "sqlite")
@@ -175,7 +175,9 @@ for _name, _columns in {
     "run_time": (run.c.started,),
     "run_open": (run.c.ended, run.c.node),
     "run_job": (run.c.id,),
+    "run_taken": (run.c.taken,),
     "joblog_job": (joblog.c.id,),
+    "joblog_taken": (joblog.c.taken,),
     "diagnostic_node": (diagnostic.c.node, diagnostic.c.time),
     "diagnostic_taken": (diagnostic.c.taken,),
     "decision_time": (decision.c.time,),
@@ -193,5 +195,7 @@ for _name, _columns in {
 }.items():
     Index(_name, *_columns)
 
-MIGRATIONS: dict[int, tuple[str, ...]] = {}
+MIGRATIONS: dict[int, tuple[str, ...]] = {
+    2: ("CREATE INDEX run_taken ON run (taken)", "CREATE INDEX joblog_taken ON joblog (taken)"),
+}
 """Version → the statements that make it of the one before. New tables come with their indexes without being told."""

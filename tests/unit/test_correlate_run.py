@@ -225,3 +225,52 @@ def test_who_finds_another_run_at_it_imports_no_database(given, monkeypatch, tmp
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     os.close(turn)
     assert (done.returncode, done.stderr) == (0, "another run is at it\n")
+
+
+READING = {
+    **{"verdict": "application", "confidence": 0.9, "kind": "application", "cause": None, "collateral": []},
+    **{"error": "KeyError", "fingerprint": "KeyError | train.py:forward | labels"},
+}
+SHIPPED = {"node": "n1", "journal": "j", "id": 7, "sub": 0, "seq": 2, "clock": 0.0}
+
+
+def test_a_log_that_is_shipped_after_the_verdict_is_heard_and_once(given, engine):
+    add(engine, schema.attempt, **ATTEMPT)
+    (before,) = run.judge(engine, given, {}, NOW)[0]
+    add(engine, schema.joblog, **SHIPPED, taken=1, time=NOW - 3600, reading=json.dumps(READING))
+    add(engine, schema.run, **SHIPPED, taken=2, started=NOW - 7200, ended=NOW - 3600, exit_code=137)
+    with engine.begin() as db:
+        judged.put_cursor(db, "taken", "2")
+    ((after,), again, _) = run.judge(engine, given, {}, NOW + 60)
+    assert (before.fingerprint, after.fingerprint, again) == ("", READING["fingerprint"], [])
+    assert "its log shows an error of the program itself" in {term.text for term in after.terms}
+    assert run.judge(engine, given, {}, NOW + 120)[:2] == ([], [])
+    (state,) = (json.loads(row["data"]) for row in rows(engine, schema.state) if row["kind"] == "node")
+    assert state[2] == 1, "the job is counted once"
+
+
+def test_a_record_of_its_node_that_says_nothing_new_leaves_the_verdict_as_it_is(given, engine):
+    add(engine, schema.attempt, **ATTEMPT)
+    run.judge(engine, given, {}, NOW)
+    add(engine, schema.run, **SHIPPED, taken=1, started=NOW - 7200, ended=NOW - 3600, exit_code=1)
+    with engine.begin() as db:
+        judged.put_cursor(db, "taken", "1")
+    assert run.judge(engine, given, {}, NOW + 60)[:2] == ([], [])
+
+
+def test_what_a_killed_run_had_judged_and_not_acted_upon_the_next_one_acts_upon(given, engine, monkeypatch):
+    add(engine, schema.attempt, **ATTEMPT)
+    told = []
+    monkeypatch.setattr(run.accounting, "take_in", lambda *_: Taken())
+    monkeypatch.setattr(run.topology, "leaves", lambda _: {})
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.actions, "after", die)
+    with pytest.raises(KeyboardInterrupt):
+        run.once(given, NOW)
+    monkeypatch.setattr(run.actions, "after", lambda _, verdicts, __: told.append([one.job for one in verdicts]))
+    for later in (60, 120):
+        run.once(given, NOW + later)
+    assert told == [[7], []]

@@ -310,6 +310,17 @@ def test_the_runs_and_the_log_of_a_job_are_found(store, shared, folder):
         assert query.logs(db, 7, 0) is None
 
 
+def test_the_end_of_a_run_is_news(store, shared, folder):
+    write(folder, record(1, "run", key=7))
+    take(store, shared)
+    (begun,) = rows(store, schema.run)
+    write(folder, record(1, "run", key=7), record(2, "run", key=7, ended=80.0))
+    take(store, shared)
+    (ended,) = rows(store, schema.run)
+    assert (begun.ended, ended.ended) == (None, 80.0)
+    assert ended.taken > begun.taken
+
+
 def test_pruning_forgets_by_age(store, shared, folder):
     write(folder, record(1, time=10.0), record(2, time=1000.0), record(1, "run", started=10.0))
     take(store, shared)
@@ -330,6 +341,16 @@ def test_a_newer_store_is_refused_and_an_older_one_is_brought_up_to_date(store, 
         assert "rack" in {row[1] for row in db.execute("PRAGMA table_info(node)")}
         assert db.execute("SELECT version FROM schema_version").fetchall() == [(schema.VERSION,)]
     open.open_store(shared).dispose()
+
+
+def test_a_store_of_the_first_version_gets_what_it_lacks(store, shared):
+    with store.begin() as db:
+        for name in ("run_taken", "joblog_taken"):
+            db.exec_driver_sql(f"DROP INDEX {name}")
+        db.execute(schema.version.update().values(version=1))
+    open.open_store(shared).dispose()
+    with sqlite3.connect(shared.store.database) as db:
+        assert {"run_taken", "joblog_taken"} <= {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
 
 
 def test_a_store_that_can_not_be_opened_says_where_and_why(tmp_path):
