@@ -10,6 +10,9 @@ from pathlib import Path
 
 import psycopg
 
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.settings import Settings, Store
+from slurm_gpuhealth.store.open import open_store
 from tests.daemons import Daemons, free_ports, until
 
 BIN = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/lib/postgresql/15/bin"))
@@ -68,6 +71,20 @@ class Postgresql:
 
     def connect(self, user: str = "postgres") -> psycopg.Connection:
         return psycopg.connect(self.url(user), passfile=str(self.passwords), connect_timeout=5, autocommit=True)
+
+    def store(self) -> tuple[Store, Store]:
+        """An empty database with our tables: as the controller uses it, and as nodes do, who may insert and no more."""
+        with self.connect() as db:
+            db.execute("DROP SCHEMA public CASCADE")
+            db.execute("CREATE SCHEMA public")
+            db.execute(f"DROP ROLE IF EXISTS {NODES}")
+            db.execute(f"CREATE ROLE {NODES} LOGIN PASSWORD '{SECRET}'")
+        store = Store(url=self.url(), password_file=str(self.passwords), timeout=5.0)
+        open_store(Settings(store=store)).dispose()
+        with self.connect() as db:
+            db.execute(f"GRANT USAGE ON SCHEMA public TO {NODES}")
+            db.execute(f"GRANT INSERT ON inbox TO {NODES}")
+        return store, replace(store, url=self.url(NODES))
 
     def stop(self, sign: int = signal.SIGINT) -> None:
         """SIGINT: a fast shutdown; SIGQUIT: as in a crash."""

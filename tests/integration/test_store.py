@@ -41,17 +41,7 @@ def server():
 @pytest.fixture
 def database(server):
     """Settings of a controller on an empty database, whose nodes' role may insert and no more."""
-    with server.connect() as db:
-        db.execute("DROP SCHEMA public CASCADE")
-        db.execute("CREATE SCHEMA public")
-        db.execute(f"DROP ROLE IF EXISTS {NODES}")
-        db.execute(f"CREATE ROLE {NODES} LOGIN PASSWORD '{SECRET}'")
-    settings = Settings(store=Store(url=server.url(), password_file=str(server.passwords), timeout=5.0))
-    open.open_store(settings).dispose()
-    with server.connect() as db:
-        db.execute(f"GRANT USAGE ON SCHEMA public TO {NODES}")
-        db.execute(f"GRANT INSERT ON inbox TO {NODES}")
-    return settings
+    return Settings(store=server.store()[0])
 
 
 def node(folder, controller, name="n1"):
