@@ -24,6 +24,8 @@ BAND = 0.2
 """Of what is not sure, the earliest of those about as likely as the likeliest."""
 CAP = {"node": 0.85}
 COLLATERAL = 20
+SHORTLY = 8
+"""Lines."""
 LISTED = r"[\[{(]?(\d{1,6}(?: ?, ?\d{1,6}){0,200})[\]})]?"
 MISSING = re.compile(
     rf"[Mm]issing [Rr]anks?:? {LISTED}"
@@ -39,6 +41,7 @@ OWN_IP = re.compile(
 HOSTRANK = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d+)")
 NODERANK = re.compile(rb"Rank (\d+), node ([A-Za-z][\w.-]{0,62}), device")
 WORLD = re.compile(rb"world[_ ]size[=: ]{1,3}(\d+)", re.I)
+ENDED = "killed"
 WAITED = ("NCCL watchdog", "coordination service")
 WORDS = {
     "application": "the program or its input",
@@ -84,7 +87,7 @@ def judge(hits: Sequence[Hit], told: Map, hosts: Sequence[str] = (), files: Sequ
     evidence += [f"the innermost frame of the user's code is {cause.frame}"] if cause.frame else []
     evidence += why
     if known.role == "weak":
-        evidence = ["no known failure: these are only words that stand together in it"]
+        evidence = ["no known failure: only a hint, of which good runs may have some too"]
     if known.role == "cascade":
         evidence.append("nothing in the log says what came before: this is what others say when one has died")
     away = len({victim.said.rank for victim in victims if victim.said.rank is not None} - {rank})
@@ -119,7 +122,7 @@ def first_cause(hits: Sequence[Hit]) -> Hit:
     first = [hit for hit in hits if hit.known.role == "first"]
     if not first:
         cascade = [hit for hit in hits if hit.known.role == "cascade"]
-        weak = [hit for hit in hits if hit.known.role == "weak"]
+        weak = _hints(hits)
         if weak and not cascade:
             return _by_words(weak)
         said = [hit for hit in cascade if hit.known.cause != "user"] or cascade or list(hits)
@@ -134,6 +137,17 @@ def first_cause(hits: Sequence[Hit]) -> Hit:
         before = [hit for hit in before if _order(hit) < _order(cause)]
         cause = _earliest(before) if before else cause
     return cause
+
+
+def _hints(hits: Sequence[Hit]) -> list[Hit]:
+    """Words that hint at a cause; where the end is told, shortly before it or later."""
+    ends = [hit for hit in hits if hit.error == ENDED]
+    end = min(ends, key=_order) if ends else None
+    return [
+        hit
+        for hit in hits
+        if hit.known.role == "weak" and (end is None or hit.file != end.file or hit.at >= end.at - SHORTLY)
+    ]
 
 
 def _by_words(hits: Sequence[Hit]) -> Hit:
@@ -221,7 +235,8 @@ def _ends(hits: Sequence[Hit], told: Map) -> list[str] | None:
 
 def _first_to_die(hits: Sequence[Hit]) -> Hit | None:
     """The first process of which a launcher says that it ended, with its host or rank."""
-    died = [hit for hit in hits if hit.known.role == "confirm" and (hit.said.host or hit.said.rank is not None)]
+    ended = [hit for hit in hits if hit.error == ENDED]
+    died = [hit for hit in ended if hit.said.host or hit.said.rank is not None]
     return _earliest(died) if died else None
 
 

@@ -43,6 +43,7 @@ MIGHT = re.compile(
     rb"|\bto (?:detect|avoid|prevent|find|handle|survive)\s+"
     rb"|\b(?:resume|restart|recover|continue)\w*\s+(?:after|from|on)\s+(?:an? )?"
     rb"|\b(?:may|might|could) (?:be|indicate|mean|point to)\s+(?:[\w-]+\s+){0,3}"
+    rb"|\b(?:probably|possibly|perhaps|presumably|likely|suspect\w*)\b[^.;:]{0,30}"
     rb"|\b(?:how|what|whether)\b[^.;:]{0,40})[\"']?$"
 )
 MIGHT_BE = re.compile(

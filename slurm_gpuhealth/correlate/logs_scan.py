@@ -31,6 +31,7 @@ MOST = 5000
 WHO = re.compile(rb"\brank[ :=_]?\d+|^\[?\d+[\]:]|^\[\d+,\d+\]|\b[a-z][a-z._-]*\d+(?=:)")
 DIGITS = b"0123456789"
 XID = re.compile(rb"\bxid\b[ :=#]{0,3}(?:\((?:pci:)?[^)\n]{0,40}\):? )?(?:error |code |is ){0,2}(\d{1,3})\b(.{0,200})")
+WORDS = "words of "
 MILD = re.compile(rb"(?:\b|user)(?:warn(?:ing)?|info|debug|deprecated|retry(?:ing)?|skipping)\b")
 """What such a line says did not end a job."""
 EXCEPTION = re.compile(rb"(?:error|exception|interrupt|exit|timeout|abort)(?::|\(|\s*$)")
@@ -141,7 +142,7 @@ def hit(block: bytes, low: bytes, start: int, end: int) -> Hit | None:
     line = low[start:end]
     known = xid(line) if b"xid" in line else None
     known = known or logs_known.recognise(line, logs_known.words(line))
-    if known is not None and (known.role == "noise" or (known.role == "weak" and MILD.search(line))):
+    if known is not None and (known.role == "noise" or (known.error.startswith(WORDS) and MILD.search(line))):
         return None
     name = ""
     said = None
@@ -163,7 +164,7 @@ def hit(block: bytes, low: bytes, start: int, end: int) -> Hit | None:
         where = logs_python.frame(block, start)
         if where and known.cause == "application" and known.role == "first":
             known = known._replace(confidence=min(0.95, known.confidence + 0.1))
-    general = known.error in ("program error", "exception") or known.error.startswith("words of ")
+    general = known.error in ("program error", "exception") or known.error.startswith(WORDS)
     return Hit(start, known, name if general and name else known.error, where, said)
 
 

@@ -51,6 +51,14 @@ def test_a_log_that_speaks_of_no_failure_says_nothing() -> None:
         assert read_text(text) == Reading(), text
 
 
+def test_what_stands_at_the_start_of_many_logs_changes_no_verdict() -> None:
+    start = "".join((ROOT / "tests/corpus/joblogs" / name).read_text() for name in ("ordinary.txt", "startup.txt"))
+    start += "step 7: loss 2.31\n" * 9
+    for one in SAMPLES:
+        if read_text(one["text"]).cause is not None:
+            assert read_text(start + one["text"] + "\n").verdict in one["acceptable"], one["id"]
+
+
 def test_the_fingerprint_is_the_same_on_every_node_rank_and_run() -> None:
     made = {
         read_text(
