@@ -178,8 +178,17 @@ class Correlator:
             node.failing += expected
             if not node.since or attempt.start < node.since:
                 node.since = attempt.start
+            memory.ran(node, attempt.start, end, gpus.get(one) if gpus else None)
             if fine:
                 memory.complete(node, attempt.start, end, gpus.get(one) if gpus else None, self.settings.spared)
+            if node.events and node.events[-1].until >= attempt.start:
+                self._hand_on(node, attempt.start)
+
+    def _hand_on(self, node: NodeState, start: float) -> None:
+        """A job has become known that began then: what followed an earlier one's end may be the new one's."""
+        for key, record in list(node.records.items()):
+            if record.end <= start < record.end + self.settings.after and record.hard:
+                self._again(key, record.home)
 
     def _judge(self, case: Case, key: str, fresh: bool = False) -> Verdict:
         """Judge a case and put its say in the place of its old one."""

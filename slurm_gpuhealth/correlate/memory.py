@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slurm_gpuhealth.correlate.state import COMPLETED, EVENTS, RECORDS, SHORT, Incident, State
+from slurm_gpuhealth.correlate.state import COMPLETED, EVENTS, RAN, RECORDS, SHORT, Incident, State
 from slurm_gpuhealth.correlate.weights import growth, plain, same_gpu
 
 if TYPE_CHECKING:
@@ -98,6 +98,12 @@ def convert(state: State, half_life: float) -> None:
     for name in ("runs", "failed", "exposure", "unexplained"):
         setattr(all_of, name, getattr(all_of, name) * factor)
     all_of.kinds = {kind: one * factor for kind, one in all_of.kinds.items()}
+
+
+def ran(node: NodeState, start: float, end: float, gpus: tuple[GpuName, ...] | None) -> None:
+    """Note a job, for the events that are its own and no earlier one's."""
+    node.ran.append((start, end, gpus))
+    del node.ran[:-RAN]
 
 
 def complete(node: NodeState, start: float, end: float, gpus: tuple[GpuName, ...] | None, least: float) -> None:

@@ -23,6 +23,7 @@ SEEN = 128  # keys of attempts, at the first node of each: what is delivered twi
 RECORDS = 64
 EVENTS = 128
 COMPLETED = 4
+RAN = 16
 SHORT = 2 * 86400.0  # how long an attempt without weight may still be judged again by an event that comes late
 
 
@@ -139,6 +140,8 @@ class NodeState(Kept):
     events: list[Incident] = field(default_factory=list)
     completed: list[tuple[float, float, Any]] = field(default_factory=list)
     """Start, end and GPUs of the last jobs that completed."""
+    ran: list[tuple[float, float, Any]] = field(default_factory=list)
+    """The same of the last jobs, whatever became of them."""
     tests: dict[str, tuple[float, bool]] = field(default_factory=dict)
     """Run level → when last, and whether passed."""
     records: dict[str, Record] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY, grid
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from slurm_gpuhealth.correlate.model import Verdict
+    from slurm_gpuhealth.correlate.model import Attempt, Verdict
     from slurm_gpuhealth.correlate.state import Case, State
     from slurm_gpuhealth.correlate.verdict import Sign
     from slurm_gpuhealth.settings import Suspicion
@@ -124,7 +124,7 @@ def _terms(
         named = f", and names {attempt.failed_node}" if attempt.failed_node else ""
         yield Term(f"Slurm says that a node failed{named}", {"node": 0.0, "fabric": -1.6, "application": -9.2})
     for node, sign in sorted(signs.items(), key=lambda one: -one[1].ratio)[:3]:
-        yield Term(_said(node, sign), {"node": math.log(sign.ratio), "application": 0.0})
+        yield Term(_said(node, sign, attempt), {"node": math.log(sign.ratio), "application": 0.0})
     if first in where:
         yield Term(f"its log singles out {first}", {"node": math.log(where[first]), "application": 0.0})
     if again > 1:
@@ -133,7 +133,7 @@ def _terms(
         yield Term(text, {"application": math.log(again), "node": 0.0})
 
 
-def _said(node: str, sign: Sign) -> str:
+def _said(node: str, sign: Sign, attempt: Attempt) -> str:
     gpu = f" on GPU {sign.gpu}" if sign.gpu is not None else ""
     whose = ", which the job did not hold" if sign.foreign else ""
     code = "".join(letter if letter.isprintable() else "?" for letter in sign.event.code)[:40]
@@ -144,4 +144,9 @@ def _said(node: str, sign: Sign) -> str:
         "link": "a link error",
         "thermal": "slowed by heat",
     }[sign.event.kind]
-    return f"{node} reported {code}{gpu} while it ran: {kind}{whose}"
+    when = "while it ran"
+    if sign.event.time > attempt.end:
+        when = f"{sign.event.time - attempt.end:.0f} s after its end"
+    elif sign.event.until < attempt.start:
+        when = f"{attempt.start - sign.event.until:.0f} s before its start"
+    return f"{node} reported {code}{gpu} {when}: {kind}{whose}"

@@ -36,6 +36,7 @@ STATES = {
 NODE_FAIL = {"application": 1e-4, "fabric": 0.2, "infrastructure": 0.05, "user": 1e-4}
 NODE_FAIL_NAMED, NODE_FAIL_OTHER = 0.35, 0.01
 CONTAINED, FOREIGN, SHARED = 5.0, 2.0, 15.0  # ratio: a contained error here, a hard one on another's GPU, one GPU twice
+LAG = 15.0  # seconds after a job's end in which what its node says has lost half of its weight
 LEAST = 0.02  # a log weight below this is not kept
 
 
@@ -198,6 +199,9 @@ def _sign(case: Case, node: str, state: State, s: Suspicion) -> Sign | None:
     held = attempt.gpus.get(node) if attempt.gpus else None
     days = max(0.0, attempt.end - attempt.start) / DAY
     for event in suspicion.incidents_in(known, attempt.start - s.before, attempt.end + s.after):
+        lag = event.time - attempt.end
+        if lag > 0 and _of_a_later_job(known, attempt.end, event):
+            continue
         own = same_gpu(event.gpu, held)
         ratio = 1.0
         if event.kind == "hard":
@@ -211,10 +215,20 @@ def _sign(case: Case, node: str, state: State, s: Suspicion) -> Sign | None:
             ratio = SHARED if _elsewhere(case, known, event) else 0.7
         elif event.kind == "thermal" and own is not False:
             ratio = 1.01
+        if lag > 0 and ratio > 1:
+            ratio = max(1.0, ratio * 2.0 ** (-lag / LAG))
         sign = Sign(ratio, event.kind == "hard" and own is not False, event.gpu, event, own is False)
         if best is None or ratio > best.ratio:
             best = sign
     return best
+
+
+def _of_a_later_job(node: NodeState, end: float, event: Incident) -> bool:
+    """Whether another job had begun on the GPU since `end`, when the event came."""
+    return any(
+        end <= start <= event.time <= until and same_gpu(event.gpu, gpus) is not False
+        for start, until, gpus in node.ran
+    )
 
 
 def _elsewhere(case: Case, node: NodeState, event: Incident) -> bool:

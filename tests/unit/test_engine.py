@@ -178,6 +178,19 @@ class TestEvidence:
         )
         assert storm.suspicion("n1", NOW + HOUR).p_lemon == pytest.approx(one.suspicion("n1", NOW).p_lemon, abs=0.05)
 
+    def test_a_hard_event_after_the_end_is_the_next_jobs_where_that_has_the_gpu(self):
+        """In whatever order they are told; without a next job it is still the first one's."""
+        bug = attempt(1, start=NOW, gpus={"n1": (3,)}, log_class="application")
+        event = Event(bug.end + 50, "n1", 3, "xid", "79")
+        killed = attempt(2, "bob", start=bug.end + 10, hours=0.02, gpus={"n1": (2, 3)}, log_class="nothing")
+        for order in ((bug, killed, event), (event, bug, killed), (bug, event, killed), (killed, event, bug)):
+            _, verdicts = played(order)
+            assert (verdicts[1].cause, verdicts[2].cause) == ("application", "node"), order
+        beside = killed._replace(gpus={"n1": (0, 1)})
+        _, verdicts = played([bug._replace(log_class="nothing"), event, beside])
+        assert verdicts[1].cause == "node"
+        assert any("50 s after its end" in term.text for term in verdicts[1].terms)
+
     def test_a_hard_event_through_which_a_job_went_on_says_little(self):
         event = Event(NOW + 2 * HOUR, "n1", 0, "xid", "79")
         job = attempt(1, state="COMPLETED", start=NOW, hours=6, gpus={"n1": (0, 1)})
