@@ -115,7 +115,7 @@ def _ask_for_rungs(act: Act, suspects: Sequence[Suspicion]) -> None:
     due = [one for one in suspects if _is_due(act, one)]
     if not due:
         return
-    if act.settings.correlate.rungs == "shadow":
+    if _only_shown(act):
         for one in due:
             _end(act, _begin(act, "rung", _detail(one), None, None, one.node), "shadow: would be asked for")
             say(f"{one.node}: would be asked for {one.rung}: {_because(one)}")
@@ -128,10 +128,14 @@ def _ask_for_rungs(act: Act, suspects: Sequence[Suspicion]) -> None:
         _settle(act, node)
 
 
+def _only_shown(act: Act) -> bool:
+    return "shadow" in (act.settings.correlate.rungs, act.settings.mode)
+
+
 def _is_due(act: Act, one: Suspicion) -> bool:
     """Whether it is worth asking: a deeper rung than last time, new failures since, or long ago."""
     # What was cut short was not asked, and in shadow mode nothing is.
-    not_asked = ("begun",) if act.settings.correlate.rungs == "shadow" else ("begun", "shadow")
+    not_asked = ("begun",) if _only_shown(act) else ("begun", "shadow")
     past = [row for row in _past(act, "rung", node=one.node) if not row.result.startswith(not_asked)]
     if not past:
         return True

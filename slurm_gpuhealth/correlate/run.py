@@ -68,13 +68,17 @@ def once(settings: Settings, now: float, act: bool = True) -> Done:
         if due:
             judged.put_cursor(db, "pruned", str(now))
             newest = query.newest(db)
+        clusters = query.clusters(db, now - 86400)
     if due:
         query.prune(engine, min(now, newest) - settings.store.keep)
     if act:
         with engine.connect() as db:
             told = judged.scored_since(db, float(unacted)) if unacted else []
         latest = {(one.job, one.attempt): one for one in (*told, *verdicts, *again)}
-        actions.after(actions.Act(settings, engine, now), list(latest.values()), suspects)
+        if len(clusters) > 1:  # a node of the one would be drained for what the other's of that name did
+            trouble.append(f"in the store are the jobs of several clusters ({', '.join(clusters)}): nothing is done")
+        else:
+            actions.after(actions.Act(settings, engine, now), list(latest.values()), suspects)
         with engine.begin() as db:
             judged.put_cursor(db, "unacted", "")
     return Done(taken.rows, attempts, len(verdicts), len(again), len(suspects), tuple(trouble))

@@ -67,6 +67,12 @@ def newest(db: Connection) -> float:
     return max(db.execute(select(one)).scalar() or 0.0 for one in ends)
 
 
+def clusters(db: Connection, since: float) -> list[str]:
+    """Whose jobs ended since then; more than one where two controllers share a store by mistake."""
+    table = schema.attempt
+    return sorted(db.execute(select(table.c.cluster).where(table.c.end >= since).distinct()).scalars())
+
+
 def prune(engine: Engine, before: float) -> None:
     """Forget what is older than `before`; a little at once, so that others get their turn."""
     for table, when in (

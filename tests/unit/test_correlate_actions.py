@@ -118,6 +118,13 @@ def test_a_node_that_an_admin_or_slurm_has_out_is_left_alone_and_asked_later(slu
     assert (slurm.orders, done(one, "rung")) == ([], [])
 
 
+def test_with_the_whole_suite_in_shadow_mode_no_node_is_drained_for_its_jobs(slurm, act):
+    one = act(rungs="enforce")
+    one = replace(one, settings=replace(one.settings, mode="shadow"))
+    actions.after(one, [], [LEMON])
+    assert (slurm.orders, done(one, "rung")) == ([], ["shadow: would be asked for"])
+
+
 def test_what_shadow_mode_wrote_down_does_not_keep_a_lemon_from_being_asked_when_it_is_turned_on(slurm, act):
     actions.after(act(rungs="shadow"), [], [LEMON])
     actions.after(act(NOW + 60, rungs="enforce"), [], [LEMON])

@@ -274,3 +274,15 @@ def test_what_a_killed_run_had_judged_and_not_acted_upon_the_next_one_acts_upon(
     for later in (60, 120):
         run.once(given, NOW + later)
     assert told == [[7], []]
+
+
+@pytest.mark.parametrize(("cluster", "acts"), [("lab", True), ("other", False)])
+def test_where_two_clusters_share_a_store_by_mistake_nothing_is_done(given, engine, monkeypatch, cluster, acts):
+    monkeypatch.setattr(run.accounting, "take_in", lambda *_: Taken())
+    monkeypatch.setattr(run.topology, "leaves", lambda _: {})
+    acted = []
+    monkeypatch.setattr(run.actions, "after", lambda *_: acted.append(True))
+    add(engine, schema.attempt, **ATTEMPT)
+    add(engine, schema.attempt, **{**ATTEMPT, "job": 8, "cluster": cluster})
+    said = run.once(given, NOW).trouble
+    assert (acted, "several clusters (lab, other)" in " ".join(said)) == ([True] if acts else [], not acts)
