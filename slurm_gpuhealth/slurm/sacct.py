@@ -90,7 +90,7 @@ def ended(settings: Settings, since: float, until: float) -> list[Ended]:
     known = _fields(settings, sacct)
     fields = [*FIELDS, *(name for name in NEWER if name in known), *(name for name in HOSTILE if name in known)]
     delimiter = secrets.token_hex(8)
-    argv = [sacct, "-a", "-D", "-X", "-P", "-n", f"--delimiter={delimiter}", "-s", STATES]
+    argv = [sacct, "--local", "-a", "-D", "-X", "-P", "-n", f"--delimiter={delimiter}", "-s", STATES]
     argv += ["-S", stamp(math.floor(since)), "-E", stamp(math.ceil(until)), "-o", ",".join([*fields, "JobIDRaw"])]
     try:
         text = ask(settings, argv)
