@@ -58,7 +58,7 @@ def finished(settings: Settings, since: float, until: float) -> Iterator[Ended]:
     for begin, end in windows(since, until):
         for one in _ended(settings, begin, end):
             job = one.attempt.job
-            last[job] = last.get(job, -1) + 1 if one.restarts is None else one.restarts
+            last[job] = max(last.get(job, -1) + 1, one.restarts or 0)  # numbers are given anew one day
             yield one._replace(attempt=one.attempt._replace(attempt=last[job]))
 
 

@@ -167,6 +167,12 @@ def test_without_a_store_runs_are_numbered_too(settings, slurm):
     assert [(one.job, one.attempt) for one in found] == [(1, 0), (2, 0), (3, 7), (1, 1)]
 
 
+def test_a_number_that_slurm_gives_anew_is_another_run(settings, engine, slurm):
+    slurm.jobs = [ended(1, NOW - 2 * DAY, restarts=0), ended(1, NOW - 50, restarts=0, user="bob")]
+    found = [one.attempt for one in accounting.finished(settings, NOW - 7 * DAY, NOW)]
+    assert [(one.user, one.attempt) for one in found] == [("ann", 0), ("bob", 1)]
+
+
 class Killed(BaseException):
     pass
 
