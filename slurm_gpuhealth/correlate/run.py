@@ -7,6 +7,7 @@ Killed anywhere before the commit nothing has happened; after it, nothing is jud
 
 from __future__ import annotations
 
+import json
 from heapq import merge
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,9 @@ def once(settings: Settings, now: float, act: bool = True) -> Done:
             newest = query.newest(db)
         clusters = query.clusters(db, now - 86400)
     if due:
-        query.prune(engine, min(now, newest) - settings.store.keep)
+        before = min(now, newest) - settings.store.keep
+        query.prune(engine, before)
+        _forget(engine, before)
     if act:
         with engine.connect() as db:
             told = judged.scored_since(db, float(unacted)) if unacted else []
@@ -82,6 +85,18 @@ def once(settings: Settings, now: float, act: bool = True) -> Done:
         with engine.begin() as db:
             judged.put_cursor(db, "unacted", "")
     return Done(taken.rows, attempts, len(verdicts), len(again), len(suspects), tuple(trouble))
+
+
+def _forget(engine: sql.Engine, before: float) -> None:
+    """Applications that have not run since: where each job has a submit line of its own, each is one for itself."""
+    table = schema.state
+    its = table.c.kind == "application"
+    with engine.begin() as db:
+        rows = db.execute(sql.select(table.c.key, table.c.data).where(its))
+        old = [key for key, data in rows if AppState.from_json(json.loads(data)).ended < before]
+        for begin in range(0, len(old), accounting.MANY):
+            some = old[begin : begin + accounting.MANY]
+            db.execute(sql.delete(table).where(its, table.c.key.in_(some)))
 
 
 def _begin_to_act(engine: sql.Engine, now: float) -> str:

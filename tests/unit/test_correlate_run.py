@@ -208,10 +208,12 @@ def test_what_is_too_old_is_forgotten_once_a_day_also_after_a_jump(given, engine
     monkeypatch.setattr(run.accounting, "take_in", lambda *_: Taken())
     monkeypatch.setattr(run.topology, "leaves", lambda _: {})
     run.once(given, NOW + 4e8)
-    add(engine, schema.attempt, **{**ATTEMPT, "job": 6, "end": NOW - 400 * 86400})
+    add(engine, schema.attempt, **{**ATTEMPT, "job": 6, "end": NOW - 400 * 86400, "submit": "6dfd7e08"})
+    run.once(given, NOW - 400 * 86400)
     add(engine, schema.attempt, **ATTEMPT)
     run.once(given, NOW)
     assert [row["job"] for row in rows(engine, schema.attempt)] == [7]
+    assert [row["key"] for row in rows(engine, schema.state) if row["kind"] == "application"] == ["alice|lab|train|"]
 
 
 def test_who_finds_another_run_at_it_imports_no_database(given, monkeypatch, tmp_path):
