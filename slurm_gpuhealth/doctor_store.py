@@ -1,21 +1,24 @@
-"""What would keep this node from shipping what it saw: the store asked, in a child, and what came back judged."""
+"""What would keep the correlator from its evidence: what nodes ship, the store asked in a child, and accounting."""
 
 from __future__ import annotations
 
 import os
 
-from slurm_gpuhealth.doctor import Line
+from slurm_gpuhealth.doctor import Line, first
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
+    from slurm_gpuhealth.doctor import Config
     from slurm_gpuhealth.journal import Journal
     from slurm_gpuhealth.settings import Settings
 
 OLD = 3600.0
 """Seconds after which what waits should have been shipped."""
+ALWAYS = frozenset(("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"))
+"""What Slurm counts without being told."""
 MANY = 100
 """Complete files of all nodes, 4 MiB each, that nobody has taken in."""
 
@@ -92,3 +95,23 @@ def _backlog(facts: Mapping[str, Any], now: float) -> Iterator[Line]:
         count = facts["dropped"][0]
         what = f"{count} records were dropped while the store was away: verdicts of that time lack them"
         yield Line("dropped", "warn", what, "in gpuhealth.toml, [store]: a larger outbox_mib")
+
+
+def judge_slurm_conf(config: Config, settings: Settings) -> Iterator[Line]:
+    """Whether accounting tells which jobs held GPUs. Of a cluster without GPUs it says nothing."""
+    if "gpu" not in first(config, "GresTypes").split(","):
+        return
+    kind = first(config, "AccountingStorageType")
+    counted = first(config, "AccountingStorageTRES").split(",")
+    if kind != "accounting_storage/slurmdbd":
+        if settings.store.url:
+            what = f"AccountingStorageType={kind}: without slurmdbd nobody knows how jobs ended, and none is judged"
+            yield Line("accounting", "warn", what, "in slurm.conf: AccountingStorageType=accounting_storage/slurmdbd")
+    elif not any(one.partition(":")[0] == "gres/gpu" for one in counted):
+        more = ",".join([*(one for one in counted if one and one not in ALWAYS), "gres/gpu"])
+        what = (
+            "accounting does not count GPUs: which jobs held some is not known, and others count against nodes too"
+        )
+        yield Line("accounting", "warn", what, f"in slurm.conf: AccountingStorageTRES={more}; restart slurmctld")
+    else:
+        yield Line("accounting", "ok", "accounting counts the GPUs of jobs")

@@ -128,6 +128,7 @@ def _slurm_conf(settings: Settings, node: str, here: bool) -> Iterator[Line]:
     listing = {pattern: list_hooks(pattern) for pattern in patterns} if here else None
     yield from rules.judge_slurm_conf(found, rules.version_of(found), settings, listing, written, node)
     yield from ladder_rules.judge_slurm_conf(found, settings)
+    yield from doctor_store.judge_slurm_conf(found, settings)
 
 
 def list_hooks(pattern: str) -> list[Entry]:

@@ -1,16 +1,24 @@
 """What the doctor says of the store: each thing that would keep what a node saw from arriving."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from slurm_gpuhealth import doctor_store
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.settings import Settings, Store
+from slurm_gpuhealth.slurm.node import parse_config
 
 FILES = Settings(store=Store(url="file:///shared"))
 DATABASE = Settings(store=Store(url="postgresql://me@db/x"))
 NOW = 1e6
+CORPUS = Path(__file__).parents[1] / "corpus/slurm"
+ACCOUNTING = {
+    "AccountingStorageType": "accounting_storage/slurmdbd",
+    "AccountingStorageTRES": "cpu,mem,gres/gpu",
+    "GresTypes": "gpu",
+}
 
 
 def bad(settings, facts, error=""):
@@ -57,3 +65,28 @@ def test_a_shared_directory_is_looked_at_and_the_outbox_counted(tmp_path, journa
     journal.write("INSERT INTO outbox (kind, id, sub, time, bytes) VALUES ('finding', 1, 1, 5.0, 400)")
     told = {line.check: line.level for line in doctor_store.examine(settings, journal, NOW)}
     assert told == {"store": "ok", "outbox": "warn"}
+
+
+@pytest.mark.parametrize("version", ["22.05", "24.11", "25.11", "26.05"])
+def test_real_configurations_count_gpus(version):
+    config = parse_config((CORPUS / version / "scontrol_show_config.txt").read_text())
+    assert [line.level for line in doctor_store.judge_slurm_conf(config, FILES)] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "level"),
+    [
+        ({}, FILES, "ok"),
+        ({"AccountingStorageTRES": "cpu,gres/gpu:h100"}, FILES, "ok"),
+        ({"AccountingStorageTRES": "cpu,mem,license/x,gres/gpumem"}, FILES, "warn"),
+        ({"AccountingStorageType": "accounting_storage/none"}, FILES, "warn"),
+        ({"AccountingStorageType": "accounting_storage/none"}, Settings(), ""),
+        ({"AccountingStorageTRES": "cpu", "GresTypes": "nic"}, FILES, ""),
+    ],
+)
+def test_accounting_that_does_not_tell_who_held_gpus_is_told(changes, settings, level):
+    config = {**ACCOUNTING, **changes}
+    lines = list(doctor_store.judge_slurm_conf({key: (value,) for key, value in config.items()}, settings))
+    assert [line.level for line in lines] == [level][: bool(level)]
+    if "license/x" in config["AccountingStorageTRES"]:
+        assert "AccountingStorageTRES=license/x,gres/gpumem,gres/gpu;" in lines[0].remedy
