@@ -29,11 +29,14 @@ NOT = re.compile(
     rb"|\b(?:and|with|found|had|has|were|skipped)\s+0"
     rb"|\b(?:can happen if|(?:possible|common|likely|probable) (?:reasons?|causes?))\b.*)\s*$"
 )
+# A counter in nvidia-smi's table ("Double Bit ECC      : 2") counts the card's life, not this job.
 IS_NOT = re.compile(
-    rb"[a-z]?[\"')\]]{0,2}(?: (?:count|list|status|state|time|errors?|iterations?|steps?|values?|detected))?"
+    rb"[a-z]?[\"')\]]{0,2}"
+    rb"(?:[a-z_ -]*\s{3}: \d+\s*$|(?:[\s-]+[a-z_]+){1,2}\s*[:=]\s*0(?![\w.:-]|,\s?\d)"
+    rb"|(?: (?:count|list|status|state|time|errors?|iterations?|steps?|values?|detected))?"
     rb"(?:\s*[:=?]\s*|\s+is\s+|\s*\(|\s+)[\"']?"
-    rb"(?:0(?![\w.:,-])|\[\]|\{\}|not active"
-    rb"|(?:no|none|false|inactive|ok|passed|disabled|running|active|ready|empty)\b|n/a)"
+    rb"(?:0(?![\w.:-]|,\s?\d)|\[\]|\{\}|not active"
+    rb"|(?:no|none|false|inactive|ok|passed|disabled|running|active|ready|empty)\b|n/a))"
 )
 # And of a node more: what a program is ready for, looks for, or explains.
 MIGHT = re.compile(

@@ -178,6 +178,8 @@ def test_the_users_last_word_does_not_hide_what_went_wrong_before() -> None:
         "failed GPUs: 0", "gpu_lost=0", "found no uncorrectable ECC errors", "checking for Xid 79 in dmesg: nothing",
         "# If an uncorrectable ECC error occurs, the job is requeued", "faulty nodes: []", "0/8 unhealthy GPUs",
         "looking for a GPU that is lost", "Silent data corruption detected: none", "this may be a hardware problem",
+        "uncorrected ECC - aggregate: 0, volatile: 0", "    DRAM Uncorrectable                : 2",
+        "    SRAM Uncorrectable Parity         : 0", "    Double Bit ECC                    : 1",
     ],
 )  # fmt: skip
 def test_a_line_that_denies_a_fault_or_only_speaks_of_it_blames_no_node(line: str) -> None:
