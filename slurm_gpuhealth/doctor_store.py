@@ -109,9 +109,7 @@ def judge_slurm_conf(config: Config, settings: Settings) -> Iterator[Line]:
             yield Line("accounting", "warn", what, "in slurm.conf: AccountingStorageType=accounting_storage/slurmdbd")
     elif not any(one.partition(":")[0] == "gres/gpu" for one in counted):
         more = ",".join([*(one for one in counted if one and one not in ALWAYS), "gres/gpu"])
-        what = (
-            "accounting does not count GPUs: which jobs held some is not known, and others count against nodes too"
-        )
+        what = "accounting does not count GPUs: which jobs held some is not known, and others count against nodes too"
         yield Line("accounting", "warn", what, f"in slurm.conf: AccountingStorageTRES={more}; restart slurmctld")
     else:
         yield Line("accounting", "ok", "accounting counts the GPUs of jobs")

@@ -19,7 +19,7 @@ from slurm_gpuhealth.correlate.model import Attempt, Event
 from slurm_gpuhealth.frozen import frozen
 from slurm_gpuhealth.slurm import accounting, control, topology
 from slurm_gpuhealth.store import ingest, judged, query, schema
-from slurm_gpuhealth.store.open import lock, open_store
+from slurm_gpuhealth.store.open import alone, lock, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,6 +53,13 @@ def once(settings: Settings, now: float, act: bool = True) -> Done:
     if now < SET:
         return Done(trouble=(f"the clock of this host is not set: it says {now:.0f} s after 1970; nothing is judged",))
     engine = open_store(settings)
+    with alone(engine) as mine:
+        if mine:
+            return _once(engine, settings, now, act)
+    return Done(trouble=("another host is at it",))
+
+
+def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done:
     trouble: list[str] = []
     taken = ingest.ingest(engine, settings, now)
     trouble += taken.trouble

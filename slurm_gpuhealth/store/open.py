@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 LOCK = 0x67707568
 """PostgreSQL's advisory lock for who takes in or migrates: one at a time."""
+ALONE = LOCK + 1
+"""The one for who judges and acts."""
 LONGEST = 600.0
 """Seconds that one statement may take on the controller."""
 
@@ -131,6 +134,17 @@ def lock(db: Connection) -> None:
     """Be the only one that takes in or migrates, until this transaction's end. On SQLite whoever writes is."""
     if db.dialect.name == "postgresql":
         db.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
+
+
+@contextlib.contextmanager
+def alone(engine: Engine) -> Iterator[bool]:
+    """Whether nobody else judges and acts, from whatever host, until the end. SQLite has one host, with a lock file."""
+    if engine.dialect.name != "postgresql":
+        yield True
+        return
+    with engine.connect() as db:
+        db.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+        yield bool(db.exec_driver_sql(f"SELECT pg_try_advisory_xact_lock({ALONE})").scalar())
 
 
 def _version(db: Connection) -> int:

@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from slurm_gpuhealth.commands.gpuhealth import main
 from slurm_gpuhealth.correlate import actions, run
-from slurm_gpuhealth.settings import Store
+from slurm_gpuhealth.settings import Paths, Store
 from slurm_gpuhealth.store import judged, schema, ship, ship_file, ship_postgresql
 from slurm_gpuhealth.store.open import open_store, reading
 from tests.daemons import until
@@ -184,10 +184,11 @@ timeout = "5s"
 """
 
 
-def config(one):
-    """The ledger's settings as a file."""
-    path = one.folder / "gpuhealth.toml"
-    path.write_text(CONFIG.format(**vars(one.settings)))
+def config(one, host=""):
+    """The ledger's settings as a file, for another host if need be."""
+    path = one.folder / f"gpuhealth{host}.toml"
+    paths = Paths(state=f"{one.settings.paths.state}{host}", run=f"{one.settings.paths.run}{host}")
+    path.write_text(CONFIG.format(**{**vars(one.settings), "paths": paths}))
     path.chmod(0o600)
     return str(path)
 
@@ -198,11 +199,13 @@ def says(one, *argv):
     return [line for line in done.output.splitlines() if " ago" not in line]
 
 
-def test_postgresql_stopped_and_started_while_it_runs_the_same_is_said_in_the_end(calm, server, tmp_path):
+def test_postgresql_stopped_and_started_while_two_hosts_run_it_the_same_is_said_in_the_end(calm, server, tmp_path):
     wild = Ledger(tmp_path / "wild", *server.store(), calm.begin)
     stop, said = tmp_path / "stop", tmp_path / "said"
-    loop = f"while [ ! -e {stop} ]; do {PROGRAMS}/gpuhealth --config {config(wild)} correlate; done >{said} 2>&1"
-    program = subprocess.Popen(["sh", "-c", loop])
+    programs = []
+    for host in ("a", "b"):
+        loop = f"while [ ! -e {stop} ]; do {PROGRAMS}/gpuhealth --config {config(wild, host)} correlate; done"
+        programs.append(subprocess.Popen(["sh", "-c", f"({loop}) >>{said} 2>&1"]))
     try:
         for part in range(24):
             for one in (calm, wild):
@@ -215,13 +218,15 @@ def test_postgresql_stopped_and_started_while_it_runs_the_same_is_said_in_the_en
                 server.start()
     finally:
         stop.touch()
-        program.wait(60)
+        for program in programs:
+            program.wait(60)
     until(wild.ship, "what waited to be shipped", 30)
     now = time.time()
     for one in (calm, wild):
         run.once(one.settings, now)
     text = said.read_text()
     assert "suspect nodes" in text, "it ran"
+    assert "another host is at it" in text
     assert "cluster's record" in text, "PostgreSQL was away meanwhile"
     assert "Traceback" not in text
     told(calm, wild, exact=False)
