@@ -8,14 +8,16 @@ Killed anywhere before the commit nothing has happened; after it, nothing is jud
 from __future__ import annotations
 
 import json
+import zlib
 from heapq import merge
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sql
 
 from slurm_gpuhealth.correlate import actions, cases
-from slurm_gpuhealth.correlate.engine import AppState, Correlator, FleetState, NodeState, State
+from slurm_gpuhealth.correlate.engine import Correlator
 from slurm_gpuhealth.correlate.model import Attempt, Event
+from slurm_gpuhealth.correlate.state import AppState, Case, FleetState, Incident, NodeState, Record, State
 from slurm_gpuhealth.frozen import frozen
 from slurm_gpuhealth.slurm import accounting, control, topology
 from slurm_gpuhealth.store import ingest, judged, query, schema
@@ -28,8 +30,11 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.settings import Settings
 
 
+KEPT = (NodeState, AppState, FleetState, Case, Record, Incident, Attempt)
 SET = 1_700_000_000.0
 """November 2023: a clock that shows an earlier time is not set yet."""
+LAYOUT = f"{zlib.crc32(repr([getattr(kind, '_fields', None) or [*kind.__annotations__] for kind in KEPT]).encode()):x}"
+"""Which fields the state in the store has."""
 FLEET = 600.0
 """Seconds between two looks at all nodes' suspicion, which cost as much as the fleet is large."""
 
@@ -70,6 +75,7 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
     except control.SlurmError as error:
         trouble.append(f"{error}; the next run asks again")
     unacted = _begin_to_act(engine, now) if act else ""
+    anew = _begin_anew(engine)
     verdicts, again, suspects = judge(engine, settings, leaves, now)
     with engine.begin() as db:
         due = abs(now - float(judged.get_cursor(db, "pruned") or 0)) > 86400
@@ -84,7 +90,7 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
     if act:
         with engine.connect() as db:
             told = judged.scored_since(db, float(unacted)) if unacted else []
-        latest = {(one.job, one.attempt): one for one in (*told, *verdicts, *again)}
+        latest = {} if anew else {(one.job, one.attempt): one for one in (*told, *verdicts, *again)}
         if len(clusters) > 1:  # a node of the one would be drained for what the other's of that name did
             trouble.append(f"in the store are the jobs of several clusters ({', '.join(clusters)}): nothing is done")
         else:
@@ -104,6 +110,20 @@ def _forget(engine: sql.Engine, before: float) -> None:
         for begin in range(0, len(old), accounting.MANY):
             some = old[begin : begin + accounting.MANY]
             db.execute(sql.delete(table).where(its, table.c.key.in_(some)))
+
+
+def _begin_anew(engine: sql.Engine) -> bool:
+    """After an upgrade that remembers other things all that the store has is judged anew; True: it was acted upon."""
+    with engine.begin() as db:
+        lock(db)
+        before = judged.get_cursor(db, "layout")
+        judged.put_cursor(db, "layout", LAYOUT)
+        if before == LAYOUT or not db.execute(sql.select(schema.state.c.key).limit(1)).scalar():
+            return False
+        db.execute(sql.delete(schema.state))
+        db.execute(sql.update(schema.attempt).values(fed=None))
+        judged.put_cursor(db, "events", "")
+        return True
 
 
 def _begin_to_act(engine: sql.Engine, now: float) -> str:

@@ -288,3 +288,23 @@ def test_where_two_clusters_share_a_store_by_mistake_nothing_is_done(given, engi
     add(engine, schema.attempt, **{**ATTEMPT, "job": 8, "cluster": cluster})
     said = run.once(given, NOW).trouble
     assert (acted, "several clusters (lab, other)" in " ".join(said)) == ([True] if acts else [], not acts)
+
+
+def test_after_an_upgrade_that_remembers_other_things_all_is_judged_anew_and_acted_upon_no_second_time(
+    given, engine, monkeypatch
+):
+    monkeypatch.setattr(run.accounting, "take_in", lambda *_: Taken())
+    monkeypatch.setattr(run.topology, "leaves", lambda _: {})
+    acted = []
+    monkeypatch.setattr(run.actions, "after", lambda _, verdicts, __: acted.append(len(verdicts)))
+    add(engine, schema.attempt, **ATTEMPT)
+    see(engine)
+    run.once(given, NOW)
+    before = rows(engine, schema.state), rows(engine, schema.verdict)[0]["data"]
+    with engine.begin() as db:
+        db.execute(sql.update(schema.state).values(data="[1, 2, [3]]"))
+        judged.put_cursor(db, "layout", "older")
+    for later in (0, 60):
+        run.once(given, NOW + later)
+    assert (rows(engine, schema.state), rows(engine, schema.verdict)[0]["data"]) == before
+    assert acted == [1, 0, 0]
