@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 SURE = 0.7
 """Confidence from which a job is put back into the queue: correlator.md's "medium"."""
+RECENT = 86400.0
+"""Seconds after its end in which a job gets its first comment: for 28 days of history a first run would take hours."""
 AGAIN = 7 * 86400.0
 """Seconds after which the same rung may be asked for anew without new failures."""
 FRESH = 0.5
@@ -203,9 +205,13 @@ def _comment(act: Act, verdict: Verdict) -> None:
     accounting, job = act.settings.accounting, str(int(verdict.job))
     env = {"SLURM_CONF": act.settings.slurm.conf}
     with act.engine.connect() as db:
-        later = sql.select(sql.func.max(schema.attempt.c.attempt)).where(schema.attempt.c.job == verdict.job)
-        if (db.execute(later).scalar() or 0) > verdict.attempt:
-            return  # sacctmgr reaches the latest attempt only
+        table = schema.attempt.c
+        of = sql.select(sql.func.max(table.attempt), sql.func.max(table.end)).where(table.job == verdict.job)
+        latest, ended = db.execute(of).one()
+    if (latest or 0) > verdict.attempt:
+        return  # sacctmgr reaches the latest attempt only
+    if not past and ended is not None and ended < act.now - RECENT:
+        return
     fields = "JobIDRaw,JobID,AdminComment"
     asked = child.run(
         [accounting.sacct, "-n", "-X", "-P", "-j", job, "-o", fields], timeout=accounting.timeout, env=env

@@ -215,6 +215,17 @@ def test_the_verdict_is_written_where_the_user_looks_and_again_only_when_it_chan
     assert accounting["7_1"].startswith("gpuhealth: application (0.95)")
 
 
+@pytest.mark.parametrize(("age", "comments"), [(3600, 1), (3 * 86400, 0)])
+def test_the_jobs_of_long_ago_get_no_comment_but_one_that_has_one_keeps_it_true(act, accounting, age, comments):
+    one = act(comment=True)
+    with one.engine.begin() as db:
+        db.execute(sql.insert(schema.attempt).values(cluster="lab", job=7, attempt=0, end=NOW - age))
+    actions.after(one, [DIED], [])
+    assert len(done(one, "comment")) == comments
+    actions.after(act(NOW + 5 * 86400, comment=True), [DIED._replace(cause="application", node=None, gpu=None)], [])
+    assert len(done(one, "comment")) == 2 * comments
+
+
 def test_somebody_elses_admin_comment_stays(act, accounting):
     accounting["7_1"] = "billing: waived"
     actions.after(act(comment=True), [DIED], [])
