@@ -133,10 +133,15 @@ def first_cause(hits: Sequence[Hit]) -> Hit:
     best = max(hit.known.confidence for hit in first)
     cause = _earliest(sure or [hit for hit in first if hit.known.confidence > best - BAND])
     if cause.known.cause == "user":
-        before = [hit for hit in first if hit.known.cause != "user" and hit.known.confidence > 0.5]
+        before = [hit for hit in first if hit.known.cause != "user" and hit.known.confidence > _doubt(hit)]
         before = [hit for hit in before if _order(hit) < _order(cause)]
         cause = _earliest(before) if before else cause
     return cause
+
+
+def _doubt(hit: Hit) -> float:
+    """Heat and what people say of a machine do not tell why a job was stopped."""
+    return 0.65 if hit.known.cause == "node" else 0.5
 
 
 def _hints(hits: Sequence[Hit]) -> list[Hit]:

@@ -34,13 +34,16 @@ IS_NOT = re.compile(
     rb"[a-z]?[\"')\]]{0,2}"
     rb"(?:[a-z_ -]*\s{3}: \d+\s*$|(?:[\s-]+[a-z_]+){1,2}\s*[:=]\s*0(?![\w.:-]|,\s?\d)"
     rb"|(?: (?:count|list|status|state|time|errors?|iterations?|steps?|values?|detected))?"
-    rb"(?:\s*[:=?]\s*|\s+is\s+|\s*\(|\s+)[\"']?"
+    rb"(?:\s*[:=?]\s*|\s+i[sn]\s+|\s*\(|\s+)[\"']?"
     rb"(?:0(?![\w.:-]|,\s?\d)|\[\]|\{\}|not active"
     rb"|(?:no|none|false|inactive|ok|passed|disabled|running|active|ready|empty)\b|n/a))"
 )
-# And of a node more: what a program is ready for, looks for, or explains.
+# And of a node more: what a program is ready for, looks for, or explains, and why Slurm drained some node.
 MIGHT = re.compile(
-    rb"(?:(?:^|[.,;:#>\]]\s*)(?:if|in case|when|whenever|unless|on|upon)\b[^.;:]{0,40}"
+    rb"(?:^\s*(?:#(?:sbatch|pbs|bsub)\b|# [a-z]|--?[a-z][\w-]*[ ,<]|reason=).*"
+    rb"|\b(?:previous|earlier|last|prior)(?:ly)? (?:run|job|attempt)\b.*"
+    rb"|(?:^|[.,;:#>\]])\s*(?:if|in case|when|whenever|unless|on|upon|case|raise)\b[^.;:]{0,40}"
+    rb"|\b(?:will|would) \w+ (?:on|when|if)\b[^.;:]{0,40}"
     rb"|\b(?:check|look|watch|monitor)\w*\s+for\b[^;]{0,40}"
     rb"|\b(?:exclud|skipp|avoid|explain|simulat|inject)\w*\s+(?:[\w-]+\s+){0,3}"
     rb"|\bto (?:detect|avoid|prevent|find|handle|survive)\s+"
@@ -52,6 +55,7 @@ MIGHT = re.compile(
 MIGHT_BE = re.compile(
     rb"[a-z]?[\"')]{0,2}\s*(?:errors?|failures?)?\s*"
     rb"(?:check|test\b|detect(?:ion|or)|monitor|handl|callback|toleran|thresh|polic|recover|counter|list\b|-> )"
+    rb"|\s+\w+\s+\d{4}-\d\d-\d\dt\d"
 )
 
 

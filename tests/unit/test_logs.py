@@ -168,6 +168,7 @@ def test_a_weak_sign_at_the_start_is_no_rival_of_what_ended_the_job() -> None:
 
 def test_the_users_last_word_does_not_hide_what_went_wrong_before() -> None:
     stop = "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***"
+    assert read_text(f"GPU 3 temperature exceeds its threshold\n{stop}").verdict == "user"
     assert read_text(f"{stop}\nRuntimeError: Connection reset by peer\nValueError: half a batch").verdict == "user"
     assert read_text(f"ValueError: half a batch\n{stop}").verdict == "application"
 
@@ -180,6 +181,8 @@ def test_the_users_last_word_does_not_hide_what_went_wrong_before() -> None:
         "looking for a GPU that is lost", "Silent data corruption detected: none", "this may be a hardware problem",
         "uncorrected ECC - aggregate: 0, volatile: 0", "    DRAM Uncorrectable                : 2",
         "    SRAM Uncorrectable Parity         : 0", "    Double Bit ECC                    : 1",
+        "Xid 79               root      2026-01-01T00:00:00 gpu-3", "   Reason=GPU is lost [root@2026-01-01T00:00:00]",
+        "#SBATCH --exclude=gpu-3  # uncorrectable ECC", "resumed from step 1200 (previous run hit an Xid 79)",
     ],
 )  # fmt: skip
 def test_a_line_that_denies_a_fault_or_only_speaks_of_it_blames_no_node(line: str) -> None:
