@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 PREFIX = "gpuhealth: "
 SURE = ((0.9, "high"), (0.7, "medium"), (0.5, "low"), (0.0, "none"))
+UNSAID = -5.0
+"""Log of how likely a cause was before, of which a verdict says nothing: little."""
 CAUSE = {
     "application": "the application",
     "node": "the node",
@@ -36,9 +38,9 @@ def sides(cause: str, terms: Sequence[Mapping[str, Any]]) -> tuple[list[str], li
     before = {name: weight for one in terms if len(one["weights"]) == 1 for name, weight in one["weights"].items()}
 
     def gain(term: Mapping[str, Any]) -> float:
-        weights = term["weights"] if len(term["weights"]) > 1 else before
+        weights, least = (term["weights"], 0.0) if len(term["weights"]) > 1 else (before, UNSAID)
         others = [weight for name, weight in weights.items() if name != cause]
-        return float(weights.get(cause, 0.0) - max(others, default=0.0))
+        return float(weights.get(cause, least) - max(others, default=least))
 
     ranked = sorted(terms, key=lambda one: (len(one["weights"]) == 1, -abs(gain(one))))
     return [one["text"] for one in ranked if gain(one) > 0], [one["text"] for one in ranked if gain(one) < 0]

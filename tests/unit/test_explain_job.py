@@ -154,6 +154,7 @@ def test_how_often_an_application_fails_by_itself_speaks_for_it_where_its_node_f
     ]
     assert words.sides("application", terms) == (["fails in 31%", "n1 fails"], [])
     assert words.sides("node", terms) == ([], ["fails in 31%", "n1 fails"])
+    assert words.sides("application", terms[:1]) == (["fails in 31%"], [])
 
 
 def test_an_arrays_task_is_asked_for_by_its_own_number_and_that_is_said(ask):
