@@ -242,7 +242,10 @@ def _save_gpu(db: Connection, head: Row, gpu: Row, taken: int) -> int:
         db.execute(update(table).where(*mine).values(**{**gpu, "last": last}))
         return 0
     there = select(table.c.uuid).where(table.c.node == head["node"], table.c.pci == gpu["pci"], table.c.last <= when)
-    before = db.execute(there.order_by(table.c.last.desc()).limit(1)).scalar()
+    there = there.where(
+        table.c.uuid.not_in([one["uuid"] for one in head["gpus"]])
+    )  # who is still there was not replaced
+    before = db.execute(there.order_by(table.c.last.desc()).limit(1)).scalar() if gpu["pci"] else None
     new = {**gpu, "node": head["node"], "first": when, "last": when, "taken": taken, "replaces": before or ""}
     db.execute(table.insert().values(**new))
     return 1

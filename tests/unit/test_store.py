@@ -440,3 +440,13 @@ def test_what_is_appended_to_a_file_that_was_cut_is_taken_in(store, shared, fold
     take(store, shared)
     write(folder, record(4), record(5))  # as long as what was cut off
     assert take(store, shared).rows == 2
+
+
+@pytest.mark.parametrize("slots", [(None, None), ("", ""), ("0000:01:00", "0000:01:00")])
+def test_a_gpu_that_is_still_there_or_whose_slot_is_not_known_was_not_replaced(store, shared, folder, slots):
+    write(folder, head(1, gpus=[["GPU-1", 0, slots[0], None]]), head(2, 1001.0, gpus=[["GPU-2", 1, slots[1], None]]))
+    both = [["GPU-1", 0, slots[0], None], ["GPU-3", 1, slots[1], None]]
+    write(folder, head(3, 1002.0, gpus=both))
+    take(store, shared)
+    replaced = {row.replaces for row in rows(store, schema.gpu)}
+    assert replaced == ({""} if not slots[0] else {"", "GPU-1", "GPU-2"})
