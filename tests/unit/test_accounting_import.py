@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from slurm_gpuhealth.commands.gpuhealth import main
 from slurm_gpuhealth.config import load
+from slurm_gpuhealth.correlate.cases import application
 from slurm_gpuhealth.correlate.model import Attempt, Cited, Reading, read_attempt, read_event
 from slurm_gpuhealth.slurm import control, sacct, topology
 from slurm_gpuhealth.slurm.sacct import Ended, Noted
@@ -109,6 +110,15 @@ def test_anonymous_files_name_nobody(store, tmp_path):
     assert events["n2"]["reason"] == "Not responding"
     run(tmp_path, "--anonymous")
     assert lines(tmp_path / "J")[0]["user"] != first["user"]  # a new salt each time
+
+
+def test_hashed_names_tell_the_same_applications_apart_as_the_names_do(store, tmp_path, monkeypatch):
+    names = ["run1", "run22", "walk1", *(f"step {'abcdefghij'[n]}" for n in range(10))]
+    monkeypatch.setattr(sacct, "ended", lambda *_: [ended(job, name=name) for job, name in enumerate(names, 1)])
+    assert run(tmp_path, "--anonymous").exit_code == 0
+    found = [application("", "", row["name"], "") for row in lines(tmp_path / "J")][: len(names)]
+    assert found[0] == found[1]
+    assert len(set(found)) == len(names) - 1
 
 
 def test_the_files_are_for_their_owner_alone(config, tmp_path):
