@@ -35,7 +35,7 @@ HARMLESS = frozenset({"level", "passed", "gpus", "until", "count", "pci"})
 """What --anonymous leaves of an event's details: the others may name people and programs."""
 
 LETTERS = str.maketrans("0123456789", "ghijklmnop")
-"""Digits in a name do not tell applications apart: those of run1 and run2 go before it is hashed, and in a hash are none."""
+"""Digits in a name do not tell applications apart: a name's go before it is hashed, and in a hash are none."""
 
 
 def _seconds(_: click.Context, __: click.Parameter, text: str) -> float:
