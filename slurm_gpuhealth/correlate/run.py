@@ -68,12 +68,12 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
     trouble: list[str] = []
     taken = ingest.ingest(engine, settings, now)
     trouble += taken.trouble
-    attempts, leaves = 0, {}
+    attempts = 0
     try:
         attempts = accounting.take_in(engine, settings, now).attempts
-        leaves = topology.leaves(settings)
     except control.SlurmError as error:
         trouble.append(f"{error}; the next run asks again")
+    leaves = _leaves(engine, settings, trouble)
     unacted = _begin_to_act(engine, now) if act else ""
     anew = _begin_anew(engine)
     verdicts, again, suspects = judge(engine, settings, leaves, now)
@@ -98,6 +98,20 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
         with engine.begin() as db:
             judged.put_cursor(db, "unacted", "")
     return Done(taken.rows, attempts, len(verdicts), len(again), len(suspects), tuple(trouble))
+
+
+def _leaves(engine: sql.Engine, settings: Settings, trouble: list[str]) -> Mapping[str, Sequence[str]]:
+    """Leaf switch → its nodes, as slurmctld said last: without them what a switch ended is laid on its nodes, and what
+    takes slurmctld away may be that switch."""
+    try:
+        leaves = topology.leaves(settings)
+    except control.SlurmError as error:
+        trouble.append(f"{error}; the switches are those of the last run")
+        with engine.connect() as db:
+            return dict(json.loads(judged.get_cursor(db, "leaves") or "{}"))
+    with engine.begin() as db:
+        judged.put_cursor(db, "leaves", json.dumps(leaves))
+    return leaves
 
 
 def _forget(engine: sql.Engine, before: float) -> None:

@@ -308,3 +308,19 @@ def test_after_an_upgrade_that_remembers_other_things_all_is_judged_anew_and_act
         run.once(given, NOW + later)
     assert (rows(engine, schema.state), rows(engine, schema.verdict)[0]["data"]) == before
     assert acted == [1, 0, 0]
+
+
+@pytest.mark.parametrize("away", ["accounting", "topology"])
+def test_while_slurm_is_away_the_switches_are_still_known(given, engine, monkeypatch, away):
+    leaves, seen = {"s1": ["n1", "n2"]}, []
+
+    def gone(*_):
+        raise run.control.ControllerDown("no answer")
+
+    monkeypatch.setattr(run.accounting, "take_in", lambda *_: Taken())
+    monkeypatch.setattr(run.topology, "leaves", lambda _: leaves)
+    monkeypatch.setattr(run, "judge", lambda _, __, leaves, now: seen.append(leaves) or ([], [], []))
+    run.once(given, NOW)
+    monkeypatch.setattr(*((run.accounting, "take_in") if away == "accounting" else (run.topology, "leaves")), gone)
+    assert "no answer" in " ".join(run.once(given, NOW + 60).trouble)
+    assert seen == [leaves, leaves]
