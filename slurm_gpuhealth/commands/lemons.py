@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--above", type=click.FloatRange(0, 1), default=0.05, help="Probability to be a lemon [default: 0.05].")
+@click.option(
+    "--above", type=click.FloatRange(0.05, 1), default=0.05, help="Probability to be a lemon [default: 0.05]."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a node.")
 @click.pass_obj
 def lemons(node: str, above: float, as_json: bool) -> None:
@@ -24,12 +26,16 @@ def lemons(node: str, above: float, as_json: bool) -> None:
 
     with common.store(node) as db:
         found = [one for one in judged.suspicions(db) if one.p_lemon > above]
+        looked = float(judged.get_cursor(db, "fleet") or 0)
     if as_json:
         for one in found:
             click.echo(json.dumps(one._asdict()))
         return
     if not found:
-        click.echo(f"No node is a lemon with more than {above:.0%}.")
+        told = (
+            f"as of {common.utc(looked)} UTC, {common.ago(time.time(), looked)}" if looked else "nor was one looked at"
+        )
+        click.echo(f"No node is a lemon with more than {above:.0%}, {told}.")
         return
     common.table(
         ("NODE", "LEMON", "FAILURES", "EXPECTED", "USERS", "APPS", "HARD", "GPU", "LAST TEST", "DUE", "WHY"),

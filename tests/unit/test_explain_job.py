@@ -70,7 +70,7 @@ def ask(settings, tmp_path, monkeypatch):
     def run(*argv, who=None, level=b""):
         monkeypatch.setattr(child, "run", lambda *_, **__: Completed(0, level, b"", 0.0))
         env = {"SUDO_USER": who, "GPUHEALTH_CONFIG": "/nowhere"}
-        command = () if argv[0] == "jobs" else ("explain",)
+        command = () if argv[0] in ("jobs", "lemons") else ("explain",)
         return CliRunner().invoke(main, [*command, *argv], env=env)
 
     run.store = given
@@ -167,3 +167,18 @@ def test_a_log_that_would_never_end_is_refused(tmp_path, what):
     os.mkfifo(tmp_path / "fifo")
     done = CliRunner().invoke(main, ["explain", "--log", str(tmp_path / what)])
     assert (done.exit_code, "no regular file" in done.output) == (1, True)
+
+
+def test_lemons_below_what_the_store_keeps_cannot_be_asked_for_and_are_not_denied():
+    done = CliRunner().invoke(main, ["lemons", "--above", "0.01"])
+    assert (done.exit_code, "0.05<=x<=1" in done.output) == (2, True)
+
+
+def test_that_no_node_is_a_lemon_is_said_with_when_that_was_seen(ask):
+    def said():
+        return ask("lemons").output
+
+    assert "nor was one looked at" in said()
+    with open_store(ask.store).begin() as db:
+        judged.put_cursor(db, "fleet", str(END - 9e7))
+    assert f"as of {explain_job.common.utc(END - 9e7)} UTC" in said()
