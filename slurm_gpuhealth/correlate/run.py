@@ -90,7 +90,7 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
     if act:
         with engine.connect() as db:
             told = judged.scored_since(db, float(unacted)) if unacted else []
-        latest = {} if anew else {(one.job, one.attempt): one for one in (*told, *verdicts, *again)}
+        latest = {} if anew else _by_attempt((*told, *verdicts, *again))
         if len(clusters) > 1:  # a node of the one would be drained for what the other's of that name did
             trouble.append(f"in the store are the jobs of several clusters ({', '.join(clusters)}): nothing is done")
         else:
@@ -162,16 +162,20 @@ def judge(
         begin = judged.get_cursor(db, "events")
         position, events = query.events(db, begin, now)
         until = now - settings.correlate.settle
-        verdicts: list[Verdict] = []
+        verdicts: dict[tuple[int, int], Verdict] = {}
+        again: dict[tuple[int, int], Verdict] = {}
         late = list(_late(db, state, int(begin or 0), int(position)))
         new: list[Iterable[Attempt | Event]] = [sorted(events, key=_when), late, _attempts(db, until)]
         for one in merge(*new, key=_when):
             if isinstance(one, Event):
                 correlator.event(one)
-            elif verdict := correlator.attempt(one):
-                verdicts.append(verdict)
-        again = correlator.rescored()
-        for verdict in (*verdicts, *again):
+                continue
+            again |= _by_attempt(correlator.rescored())
+            if verdict := correlator.attempt(one):
+                verdicts[_key(one)] = verdict
+                again.pop(_key(one), None)  # what was said of it without what has come late
+        again |= _by_attempt(correlator.rescored())
+        for verdict in (*verdicts.values(), *again.values()):
             judged.keep_verdict(db, verdict, now)
         # Between two looks at the whole fleet only who was a suspect can be one, or who has news.
         whole = not 0 <= now - float(judged.get_cursor(db, "fleet") or 0) < FLEET
@@ -184,7 +188,15 @@ def judge(
             rows.save()
         judged.put_cursor(db, "events", position)
         db.execute(sql.update(schema.attempt).where(*_unfed(until)).values(fed=now))
-    return verdicts, again, suspects
+    return list(verdicts.values()), list(again.values()), suspects
+
+
+def _by_attempt(verdicts: Iterable[Verdict]) -> dict[tuple[int, int], Verdict]:
+    return {_key(one): one for one in verdicts}
+
+
+def _key(one: Attempt | Verdict) -> tuple[int, int]:
+    return one.job, one.attempt
 
 
 def _unfed(until: float) -> tuple[sql.ColumnElement[bool], ...]:

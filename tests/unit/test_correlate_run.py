@@ -251,6 +251,24 @@ def test_a_log_that_is_shipped_after_the_verdict_is_heard_and_once(given, engine
     assert state[2] == 1, "the job is counted once"
 
 
+def test_of_logs_that_come_late_together_each_is_heard(given, engine):
+    hardware = json.dumps({"verdict": "node", "confidence": 0.85, "kind": "hardware"})
+    for job in (7, 8, 9):
+        add(
+            engine,
+            schema.attempt,
+            **{**ATTEMPT, "job": job, "user": f"u{job}", "start": NOW - 4001 + job, "end": NOW - 4000 + job},
+        )
+    run.judge(engine, given, {}, NOW)
+    for job in (7, 8, 9):
+        add(engine, schema.joblog, **{**SHIPPED, "id": job}, taken=job, time=NOW - 4000 + job, reading=hardware)
+    with engine.begin() as db:
+        judged.put_cursor(db, "taken", "9")
+    run.judge(engine, given, {}, NOW + 60)
+    for row in rows(engine, schema.verdict):
+        assert "its log shows a hardware error" in row["data"], row["job"]
+
+
 def test_a_record_of_its_node_that_says_nothing_new_leaves_the_verdict_as_it_is(given, engine):
     add(engine, schema.attempt, **ATTEMPT)
     run.judge(engine, given, {}, NOW)
