@@ -156,7 +156,9 @@ def _hints(hits: Sequence[Hit]) -> list[Hit]:
 
 
 def _by_words(hits: Sequence[Hit]) -> Hit:
-    """The last line of the cause that most lines speak of: there is nothing better."""
+    """The last line of the cause that most of the last lines speak of: there is nothing better."""
+    end = max(hits, key=_order)
+    hits = [hit for hit in hits if hit.file == end.file and hit.at >= end.at - SHORTLY]
     votes = Counter(hit.known.cause for hit in hits)
     most = max(votes.values())
     return max((hit for hit in hits if votes[hit.known.cause] == most), key=_order)

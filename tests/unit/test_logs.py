@@ -201,5 +201,11 @@ def test_words_that_only_hint_at_a_cause_are_believed_when_there_is_nothing_else
     )
 
 
+def test_of_hints_those_at_the_end_are_believed() -> None:
+    start = "site.sh: line 3: module1: command not found\nsite.sh: line 4: module2: command not found\n"
+    steps = "".join(f"step {step} loss 2.5\n" for step in range(20))
+    assert read_text(f"{start}{steps}the scratch filesystem is not mounted here").verdict == "infrastructure"
+
+
 def test_a_word_of_a_hint_is_not_looked_for_inside_other_words() -> None:
     assert read_text("process 12 failed with progress 3").verdict == "unknown"
