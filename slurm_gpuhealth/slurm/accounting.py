@@ -176,8 +176,11 @@ def _ended(settings: Settings, since: float, until: float) -> list[Ended]:
 
 
 def _failed_nodes(settings: Settings, ends: list[Ended]) -> list[Ended]:
-    """Before 24.11 accounting does not say which node failed: of a job's nodes the only one that went down then."""
-    lost = [one.attempt for one in ends if one.attempt.state == "NODE_FAIL" and not one.attempt.failed_node]
+    """Before 24.11 accounting does not say which node failed: of a job's nodes the only one that went down then.
+
+    And in no release that somebody set it DOWN: to Slurm that is a NODE_FAIL too, and to us a cancellation.
+    """
+    lost = [one.attempt for one in ends if one.attempt.state == "NODE_FAIL"]
     if not lost:
         return ends
     begin, end = min(one.end for one in lost), max(one.end for one in lost)
@@ -185,13 +188,21 @@ def _failed_nodes(settings: Settings, ends: list[Ended]) -> list[Ended]:
 
     def known(one: Ended) -> Ended:
         attempt = one.attempt
-        if attempt.state != "NODE_FAIL" or attempt.failed_node:
+        if attempt.state != "NODE_FAIL":
             return one
-        near = {down.node for down in downs if abs(down.start - attempt.end) <= DOWN_NEAR}
-        nodes = [node for node in attempt.nodes if node in near or len(attempt.nodes) == 1]
-        return one._replace(attempt=attempt._replace(failed_node=nodes[0])) if len(nodes) == 1 else one
+        near = [down for down in downs if down.node in attempt.nodes and abs(down.start - attempt.end) <= DOWN_NEAR]
+        if near and all(map(_by_hand, near)):
+            return one._replace(attempt=attempt._replace(state="CANCELLED", failed_node=None))
+        nodes = attempt.nodes if len(attempt.nodes) == 1 else tuple({down.node for down in near})
+        named = attempt.failed_node or (nodes[0] if len(nodes) == 1 else None)
+        return one._replace(attempt=attempt._replace(failed_node=named))
 
     return [known(one) for one in ends]
+
+
+def _by_hand(down: Noted) -> bool:
+    """Somebody's reason stays also when a node dies that he had drained: then it is in his hands already."""
+    return bool(down.reason) and not is_ours(down) and not reasons.is_slurms(down.reason)
 
 
 def _keep_attempts(db: sql.Connection, ends: Sequence[Ended]) -> int:

@@ -219,6 +219,27 @@ def test_the_node_of_a_node_fail_is_the_only_one_that_went_down_then(settings, s
     assert found == {1: "n2", 2: None, 3: "n7", 4: None, 5: "n3"}
 
 
+@pytest.mark.parametrize(
+    ("reason", "other", "state"),
+    [
+        ("cooling, JD", None, "CANCELLED"),
+        ("cooling, JD", "cooling, JD", "CANCELLED"),
+        ("cooling, JD", "Not responding", "NODE_FAIL"),
+        ("Not responding", None, "NODE_FAIL"),
+        ("gpuhealth:Xid79 GPU3 L3 queued", None, "NODE_FAIL"),  # held by us, and died while it was drained
+    ],
+)
+@pytest.mark.parametrize("named", [None, "n1"])
+def test_a_job_whose_node_somebody_set_down_did_not_die_of_its_node(settings, slurm, reason, other, state, named):
+    slurm.jobs = [ended(1, NOW - 500, state="NODE_FAIL", nodes=("n1", "n2"), failed_node=named)]
+    slurm.events = [
+        note(why, "DOWN", start=NOW - 500, node=node) for node, why in (("n1", reason), ("n2", other)) if why
+    ]
+    (found,) = accounting.finished(settings, NOW - DAY, NOW)
+    assert found.attempt.state == state
+    assert state == "NODE_FAIL" or found.attempt.failed_node is None
+
+
 def note(reason, state="DRAIN", **more):
     return Noted(
         **{"cluster": "c", "node": "n1", "start": NOW - 50, "end": None, "user": "bob"} | more,

@@ -7,7 +7,7 @@ import pytest
 
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.settings import Accounting, Slurm
-from slurm_gpuhealth.slurm import accounting, accounting_pyslurm, control
+from slurm_gpuhealth.slurm import accounting, accounting_pyslurm, control, sacct
 
 FAKES = Path(__file__).resolve().parent.parent / "fakes"
 
@@ -15,6 +15,7 @@ FAKES = Path(__file__).resolve().parent.parent / "fakes"
 @pytest.fixture
 def settings(settings, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(FAKES))
+    monkeypatch.setattr(sacct, "noted", lambda *_: [])
     conf = tmp_path / "slurm.conf"
     conf.touch()
     return replace(settings, slurm=Slurm(conf=str(conf)), accounting=Accounting(backend="pyslurm", timeout=20.0))
