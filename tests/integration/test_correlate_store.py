@@ -163,6 +163,29 @@ def test_killed_at_100_random_points_on_postgresql_it_judges_as_sqlite_undisturb
     killed_at_random(calm, Ledger(tmp_path / "wild", *server.store(), calm.begin))
 
 
+def test_what_the_nodes_ship_an_hour_late_is_heard_all_the_same(calm, tmp_path):
+    late = ledger(tmp_path / "late", calm.begin)
+    ship_now, late.ship = late.ship, lambda: False
+    for part in range(12):
+        for one in (calm, late):
+            one.tell(part)
+            run.once(one.settings, one.now(part))
+        if part % 6 == 5:
+            assert ship_now()
+    for one in (calm, late):
+        run.once(one.settings, one.now(12))
+    expected, found = content(calm.settings), content(late.settings)
+    assert counted(expected) == counted(found)
+    assert log_says(expected) == log_says(found)
+    assert len(log_says(found)) > 5
+
+
+def log_says(found):
+    """Attempts whose verdict weighs what their log said."""
+    said = {key: {term["text"] for term in row["data"]["terms"]} for key, row in found.items() if key[0] == "verdict"}
+    return {key for key, terms in said.items() if any(text.startswith("its log shows") for text in terms)}
+
+
 CONFIG = """
 [paths]
 state = "{paths.state}"
