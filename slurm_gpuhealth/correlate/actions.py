@@ -61,7 +61,7 @@ def after(act: Act, verdicts: Sequence[Verdict], suspects: Sequence[Suspicion]) 
     wanted = act.settings.correlate
     _mend(act)
     try:
-        lemons = _known(act, [one for one in suspects if one.rung in TESTS])
+        lemons = _known(act, [_tested(one) for one in suspects if one.rung in TESTS])
         if wanted.exclude:
             exclude.publish(act.settings, [one.node for one in lemons])
         if wanted.rungs != "off":
@@ -75,6 +75,11 @@ def after(act: Act, verdicts: Sequence[Verdict], suspects: Sequence[Suspicion]) 
             _requeue(act, verdict)
     if wanted.hung != "off":
         _look_for_hung(act)
+
+
+def _tested(one: Suspicion) -> Suspicion:
+    """By its jobs alone a node is tested, and comes back by itself; RMA waits for a human, past the suspects' budget."""
+    return one._replace(rung="L4") if one.rung == "RMA" and not one.hard else one
 
 
 def _known(act: Act, suspects: Sequence[Suspicion]) -> list[Suspicion]:

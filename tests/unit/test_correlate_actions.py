@@ -118,6 +118,12 @@ def test_a_node_that_an_admin_or_slurm_has_out_is_left_alone_and_asked_later(slu
     assert (slurm.orders, done(one, "rung")) == ([], [])
 
 
+@pytest.mark.parametrize(("hard", "rung"), [(0, "L4"), (1, "RMA")])
+def test_rma_is_asked_for_on_hard_evidence_alone(slurm, act, hard, rung):
+    actions.after(act(rungs="enforce"), [], [LEMON._replace(rung="RMA", hard=hard)])
+    assert slurm.nodes["n1"].reason.startswith(f"gpuhealth:suspect GPU* {rung} claim")
+
+
 def test_with_the_whole_suite_in_shadow_mode_no_node_is_drained_for_its_jobs(slurm, act):
     one = act(rungs="enforce")
     one = replace(one, settings=replace(one.settings, mode="shadow"))
