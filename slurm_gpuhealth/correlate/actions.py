@@ -78,7 +78,7 @@ def after(act: Act, verdicts: Sequence[Verdict], suspects: Sequence[Suspicion]) 
 
 
 def _tested(one: Suspicion) -> Suspicion:
-    """By its jobs alone a node is tested, and comes back by itself; RMA waits for a human, past the suspects' budget."""
+    """For its jobs alone a node is tested, and comes back by itself; RMA waits for a human, beside that budget."""
     return one._replace(rung="L4") if one.rung == "RMA" and not one.hard else one
 
 
