@@ -39,6 +39,8 @@ FRESH = 0.5
 """New failures of the node since it was asked last, by responsibility, that make it worth asking again."""
 HUNG = 600.0
 """Seconds that a job may run on with a GPU that is gone before it is called hung."""
+AN_HOUR = 100
+"""Most requeues in an hour, of all jobs: a node has fewer on it, and what ends more than that is no node."""
 SAME = 2.0
 """Seconds by which slurmctld and accounting may differ over when a run began: PySlurm and sacct cut to whole ones."""
 PROLOG = 60.0
@@ -244,7 +246,10 @@ def _line(act: Act, verdict: Verdict) -> str:
 
 def _requeue(act: Act, verdict: Verdict) -> None:
     """Put the job back into the queue, away from the node: exactly this attempt, and not for ever."""
+    every = [row for row in _past(act, "requeue") if abs(act.now - row.time) < 3600.0]
     past = _past(act, "requeue", job=verdict.job)
+    if len(every) >= AN_HOUR:
+        return
     if len(past) >= act.settings.correlate.requeue_most or any(row.attempt == verdict.attempt for row in past):
         return
     slurm = act.settings.slurm

@@ -201,6 +201,17 @@ def test_a_job_is_not_requeued_for_ever(act, jobs):
     assert jobs["orders"].count("requeue 7") == 2
 
 
+def test_hundreds_of_jobs_are_not_requeued_at_once(act, jobs, monkeypatch):
+    monkeypatch.setattr(actions, "AN_HOUR", 2)
+    for attempt in range(3):
+        jobs[7] = replace(FAILED, restarts=attempt)
+        actions.after(act(requeue=True, requeue_most=9), [DIED._replace(attempt=attempt)], [])
+    assert jobs["orders"].count("requeue 7") == 2
+    jobs[7] = replace(FAILED, restarts=3)
+    actions.after(act(NOW + 3600, requeue=True, requeue_most=9), [DIED._replace(attempt=3)], [])
+    assert jobs["orders"].count("requeue 7") == 3
+
+
 def test_a_requeue_that_was_cut_short_counts_as_done(act, jobs, monkeypatch):
     one = act(requeue=True)
     monkeypatch.setattr(control, "requeue", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
