@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sql
 
 from slurm_gpuhealth import child
-from slurm_gpuhealth.correlate import exclude, words
-from slurm_gpuhealth.frozen import frozen
-from slurm_gpuhealth.ladder import ask as asking
-from slurm_gpuhealth.ladder import budget, claim
+from slurm_gpuhealth.correlate import acted, exclude, rungs, words
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.store import judged, schema
@@ -26,17 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from slurm_gpuhealth.correlate.acted import Act
     from slurm_gpuhealth.correlate.model import Suspicion, Verdict
-    from slurm_gpuhealth.settings import Settings
 
 SURE = 0.7
 """Confidence from which a job is put back into the queue: correlator.md's "medium"."""
 RECENT = 86400.0
 """Seconds after its end in which a job gets its first comment: for 28 days of history a first run would take hours."""
-AGAIN = 7 * 86400.0
-"""Seconds after which the same rung may be asked for anew without new failures."""
-FRESH = 0.5
-"""New failures of the node since it was asked last, by responsibility, that make it worth asking again."""
 HUNG = 600.0
 """Seconds that a job may run on with a GPU that is gone before it is called hung."""
 AN_HOUR = 100
@@ -45,29 +37,18 @@ SAME = 2.0
 """Seconds by which slurmctld and accounting may differ over when a run began: PySlurm and sacct cut to whole ones."""
 PROLOG = 60.0
 """Seconds that a node's clock may be behind when its prolog notes a job's begin."""
-TESTS = ("L3", "L4", "RMA")
-"""The rungs that are asked for. Level 2 the epilog runs after each failed job."""
-
-
-@frozen
-class Act:
-    """The store, its settings, and the time."""
-
-    settings: Settings
-    engine: sql.Engine
-    now: float
 
 
 def after(act: Act, verdicts: Sequence[Verdict], suspects: Sequence[Suspicion]) -> None:
     """Do what is turned on. What Slurm refuses is said and written down; nothing here raises for Slurm's sake."""
     wanted = act.settings.correlate
-    _mend(act)
+    acted.mend(act)
     try:
-        lemons = _known(act, [_tested(one) for one in suspects if one.rung in TESTS])
+        lemons = rungs.lemons(act, suspects)
         if wanted.exclude:
             exclude.publish(act.settings, [one.node for one in lemons])
         if wanted.rungs != "off":
-            _ask_for_rungs(act, lemons)
+            rungs.ask(act, lemons)
     except control.SlurmError as error:
         say(f"no rung asked for: {error}", error=True)
     for verdict in verdicts:
@@ -79,134 +60,10 @@ def after(act: Act, verdicts: Sequence[Verdict], suspects: Sequence[Suspicion]) 
         _look_for_hung(act)
 
 
-def _tested(one: Suspicion) -> Suspicion:
-    """For its jobs alone a node is tested, and comes back by itself; RMA waits for a human, beside that budget."""
-    return one._replace(rung="L4") if one.rung == "RMA" and not one.hard else one
-
-
-def _known(act: Act, suspects: Sequence[Suspicion]) -> list[Suspicion]:
-    """Those that Slurm still has: a node that was renamed or sold is a suspect for weeks. Raises control.SlurmError."""
-    there = control.known(act.settings.slurm, [one.node for one in suspects]) if suspects else ()
-    return [one for one in suspects if one.node in there]
-
-
-def _mend(act: Act) -> None:
-    """Actions that a kill left half done."""
-    table = schema.action
-    with act.engine.begin() as db:
-        db.execute(sql.update(table).where(table.c.result == "begun").values(result="begun, and cut short"))
-
-
-def _begin(act: Act, kind: str, detail: dict[str, Any], job: int | None, attempt: int | None, node: str | None) -> int:
-    row = {"time": act.now, "kind": kind, "job": job, "attempt": attempt, "node": node}
-    with act.engine.begin() as db:
-        done = db.execute(sql.insert(schema.action).values(**row, detail=json.dumps(detail), result="begun"))
-    assert done.inserted_primary_key is not None  # noqa: S101 - for the type checker
-    return int(done.inserted_primary_key[0])
-
-
-def _end(act: Act, number: int, result: str) -> None:
-    with act.engine.begin() as db:
-        db.execute(sql.update(schema.action).where(schema.action.c.id == number).values(result=result))
-
-
-def _past(act: Act, kind: str, **where: Any) -> list[Any]:
-    table = schema.action
-    query = sql.select(table).where(table.c.kind == kind, *(table.c[key] == value for key, value in where.items()))
-    with act.engine.connect() as db:
-        return list(db.execute(query.order_by(table.c.id)))
-
-
-# Rungs for lemons
-
-
-def _ask_for_rungs(act: Act, suspects: Sequence[Suspicion]) -> None:
-    due = [one for one in suspects if _is_due(act, one)]
-    if not due:
-        return
-    if _only_shown(act):
-        for one in due:
-            _end(act, _begin(act, "rung", _detail(one), None, None, one.node), "shadow: would be asked for")
-            say(f"{one.node}: would be asked for {one.rung}: {_because(one)}")
-        return
-    holds, total = control.holds(act.settings.slurm, act.settings.drain.nodes)
-    asked = [one.node for one in due if _ask(act, one, holds, total)]
-    if asked:
-        time.sleep(budget.SETTLE)
-    for node in asked:
-        _settle(act, node)
-
-
-def _only_shown(act: Act) -> bool:
-    return "shadow" in (act.settings.correlate.rungs, act.settings.mode)
-
-
-def _is_due(act: Act, one: Suspicion) -> bool:
-    """Whether it is worth asking: a deeper rung than last time, new failures since, or long ago."""
-    # What was cut short was not asked, and in shadow mode nothing is.
-    not_asked = ("begun",) if _only_shown(act) else ("begun", "shadow")
-    past = [row for row in _past(act, "rung", node=one.node) if not row.result.startswith(not_asked)]
-    if not past:
-        return True
-    last = json.loads(past[-1].detail)
-    deeper = asking.rank(one.rung) > asking.rank(last["rung"])
-    return deeper or one.observed > last["observed"] + FRESH or not 0 <= act.now - past[-1].time <= AGAIN
-
-
-def _ask(act: Act, one: Suspicion, holds: list[Any], total: int) -> bool:
-    """Ask one node in service for its rung; whether a claim was written."""
-    gpus = [gpu for gpu, share in one.gpus.items() if share > 0.5 and str(gpu).isdigit()]
-    request = asking.Request(
-        one.rung, gpu=int(gpus[0]) if one.rung == "RMA" and gpus else None, by="correlate", fact="suspect"
-    )
-    if any(hold.node == one.node for hold in holds):
-        return False  # it is at the ladder already
-    try:
-        record = control.show_node(act.settings.slurm, one.node)
-        if record.owner != "none":
-            return False  # an admin's or Slurm's: asked again when it is in service
-        number = _begin(act, "rung", _detail(one), None, None, one.node)
-        try:
-            _, said = asking.ask(act.settings, one.node, request, holds, total, act.now)
-        except BaseException:
-            _forget(act, number)  # the next run asks again
-            raise
-        _end(act, number, said)
-    except (asking.Unchanged, control.SlurmError, ValueError) as error:
-        say(f"{one.node}: {one.rung} is due, and not asked for: {error}", error=not isinstance(error, asking.Unchanged))
-        return False
-    say(f"{one.node}: {said}: {_because(one)}", error=True)
-    return True
-
-
-def _settle(act: Act, node: str) -> None:
-    try:
-        record = control.show_node(act.settings.slurm, node)
-        claim.settle(act.settings, None, node, record, act.now, wait=0.0)
-    except (control.SlurmError, ValueError) as error:
-        say(f"{node}: {error}; its own check settles the claim")
-
-
-def _forget(act: Act, number: int) -> None:
-    with act.engine.begin() as db:
-        db.execute(sql.delete(schema.action).where(schema.action.c.id == number))
-
-
-def _detail(one: Suspicion) -> dict[str, Any]:
-    return {"rung": one.rung, "observed": one.observed, "p_lemon": one.p_lemon, "terms": list(one.terms)}
-
-
-def _because(one: Suspicion) -> str:
-    return f"lemon with probability {one.p_lemon:.2f}; {'; '.join(one.terms[:3])}"
-
-
-# Words and requeues for the job
-
-
 def _comment(act: Act, verdict: Verdict) -> None:
     """The verdict into the AdminComment of the job's latest attempt, unless it holds somebody's own words."""
     text = _line(act, verdict)
-    past = _past(act, "comment", job=verdict.job, attempt=verdict.attempt)
+    past = acted.past(act, "comment", job=verdict.job, attempt=verdict.attempt)
     if past and json.loads(past[-1].detail)["text"] == text and past[-1].result == "written":
         return
     accounting, job = act.settings.accounting, str(int(verdict.job))
@@ -228,13 +85,13 @@ def _comment(act: Act, verdict: Verdict) -> None:
     row = re.search(rf"^{job}\|([\d_+]+)\|(.*)", asked.stdout.decode("utf-8", "replace"), re.MULTILINE)
     if asked.rc != 0 or not row or (row[2] and not row[2].startswith(words.PREFIX.strip())):
         return
-    number = _begin(act, "comment", {"text": text}, verdict.job, verdict.attempt, verdict.node)
+    number = acted.begin(act, "comment", {"text": text}, verdict.job, verdict.attempt, verdict.node)
     done = child.run(
         [accounting.sacctmgr, "-i", "modify", "job", f"JobID={row[1]}", "set", f"AdminComment={text}"],
         timeout=accounting.timeout,
         env=env,
     )
-    _end(act, number, "written" if done.rc == 0 else f"refused: {done.stderr.decode('utf-8', 'replace')[:300]}")
+    acted.end(act, number, "written" if done.rc == 0 else f"refused: {done.stderr.decode('utf-8', 'replace')[:300]}")
 
 
 def _line(act: Act, verdict: Verdict) -> str:
@@ -246,8 +103,8 @@ def _line(act: Act, verdict: Verdict) -> str:
 
 def _requeue(act: Act, verdict: Verdict) -> None:
     """Put the job back into the queue, away from the node: exactly this attempt, and not for ever."""
-    every = [row for row in _past(act, "requeue") if abs(act.now - row.time) < 3600.0]
-    past = _past(act, "requeue", job=verdict.job)
+    every = [row for row in acted.past(act, "requeue") if abs(act.now - row.time) < 3600.0]
+    past = acted.past(act, "requeue", job=verdict.job)
     if len(every) >= AN_HOUR:
         return
     if len(past) >= act.settings.correlate.requeue_most or any(row.attempt == verdict.attempt for row in past):
@@ -263,15 +120,15 @@ def _requeue(act: Act, verdict: Verdict) -> None:
             return  # its user said no; or nobody could start it again
     except control.SlurmError:
         return  # slurmctld forgets a job after MinJobAge
-    number = _begin(act, "requeue", {}, verdict.job, verdict.attempt, verdict.node)
+    number = acted.begin(act, "requeue", {}, verdict.job, verdict.attempt, verdict.node)
     try:
         control.requeue(slurm, job)
         if verdict.node:
             control.keep_off(slurm, job, verdict.node)
-        _end(act, number, "requeued")
+        acted.end(act, number, "requeued")
         say(f"job {verdict.job}: requeued: {_line(act, verdict)}")
     except control.SlurmError as error:
-        _end(act, number, f"refused: {error}"[:300])
+        acted.end(act, number, f"refused: {error}"[:300])
 
 
 def _began(act: Act, verdict: Verdict, start: float) -> bool:
@@ -300,7 +157,7 @@ def _look_for_hung(act: Act) -> None:
     with act.engine.connect() as db:
         found = list(db.execute(query))
     for one in found:
-        if not _past(act, "hung", job=one.job, attempt=one.restart):
+        if not acted.past(act, "hung", job=one.job, attempt=one.restart):
             _hung(act, one)
 
 
@@ -313,7 +170,7 @@ def _hung(act: Act, one: Any) -> None:
         say(f"job {one.job}: {error}")
         return
     text = f"job {one.job} still runs on {one.node}, whose GPU {one.gpu} is gone since {act.now - one.time:.0f} s"
-    number = _begin(act, "hung", {"gpu": one.uuid, "since": one.time}, one.job, one.restart, one.node)
+    number = acted.begin(act, "hung", {"gpu": one.uuid, "since": one.time}, one.job, one.restart, one.node)
     result = "notified"
     if act.settings.correlate.hung == "requeue" and job.requeue and job.batch and not job.het:
         try:
@@ -321,5 +178,5 @@ def _hung(act: Act, one: Any) -> None:
             result = "requeued"
         except control.SlurmError as error:
             result = f"refused: {error}"[:300]
-    _end(act, number, result)
+    acted.end(act, number, result)
     say(f"{text}: {result}", error=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sql
 
-from slurm_gpuhealth.correlate import actions, cases
+from slurm_gpuhealth.correlate import acted, actions, cases
 from slurm_gpuhealth.correlate.engine import Correlator
 from slurm_gpuhealth.correlate.model import Attempt, Event
 from slurm_gpuhealth.correlate.state import AppState, Case, FleetState, Incident, NodeState, Record, State
@@ -94,7 +94,7 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
         if len(clusters) > 1:  # a node of the one would be drained for what the other's of that name did
             trouble.append(f"in the store are the jobs of several clusters ({', '.join(clusters)}): nothing is done")
         else:
-            actions.after(actions.Act(settings, engine, now), list(latest.values()), suspects)
+            actions.after(acted.Act(settings, engine, now), list(latest.values()), suspects)
         with engine.begin() as db:
             judged.put_cursor(db, "unacted", "")
     return Done(taken.rows, attempts, len(verdicts), len(again), len(suspects), tuple(trouble))

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sql
 
 from slurm_gpuhealth.child import Completed
-from slurm_gpuhealth.correlate import actions
+from slurm_gpuhealth.correlate import acted, actions, rungs
 from slurm_gpuhealth.correlate.model import Suspicion, Term, Verdict
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import claim
@@ -28,7 +28,7 @@ FAILED = JobRecord("FAILED", "NonZeroExitCode", True, 0, True, 1, 0, 1, "7", sta
 @pytest.fixture
 def slurm(monkeypatch):
     monkeypatch.setattr(claim, "settle", lambda *_, **__: "drained")
-    monkeypatch.setattr(actions.time, "sleep", lambda _: None)
+    monkeypatch.setattr(rungs.time, "sleep", lambda _: None)
     made = Slurm(monkeypatch)
     made.add("n1")
     return made
@@ -41,7 +41,7 @@ def act(settings, tmp_path):
     def make(now=NOW, **wanted):
         store = Store(database=str(tmp_path / "store/cluster.db"))
         given = replace(settings, store=store, correlate=Correlate(**{"rungs": "off", **wanted}))
-        return actions.Act(given, open_store(given), now)
+        return acted.Act(given, open_store(given), now)
 
     return make
 
@@ -139,25 +139,33 @@ def test_what_shadow_mode_wrote_down_does_not_keep_a_lemon_from_being_asked_when
 
 @pytest.mark.parametrize("error", [control.ControllerDown("no answer"), KeyboardInterrupt()])
 def test_a_lemon_that_could_not_be_asked_is_asked_by_the_next_run(slurm, act, monkeypatch, error):
-    one, ask = act(rungs="enforce"), actions.asking.ask
-    monkeypatch.setattr(actions.asking, "ask", lambda *_: (_ for _ in ()).throw(error))
+    one, ask = act(rungs="enforce"), rungs.asking.ask
+    monkeypatch.setattr(rungs.asking, "ask", lambda *_: (_ for _ in ()).throw(error))
     with contextlib.suppress(KeyboardInterrupt):
         actions.after(one, [], [LEMON])
-    monkeypatch.setattr(actions.asking, "ask", ask)
+    monkeypatch.setattr(rungs.asking, "ask", ask)
     actions.after(one, [], [LEMON])
     assert slurm.orders == ["drain"]
 
 
+def test_a_lemon_whose_claim_was_taken_back_for_the_budget_is_asked_again(slurm, act, monkeypatch):
+    monkeypatch.setattr(claim, "settle", lambda *_, **__: slurm.undrain(None, "n1") or "over-budget")
+    one = act(rungs="enforce")
+    actions.after(one, [], [LEMON])
+    actions.after(one, [], [LEMON])
+    assert slurm.orders == ["drain", "undrain"] * 2
+
+
 def test_an_asking_that_a_kill_cut_short_is_done_again(slurm, act):
     one = act(rungs="enforce")
-    actions._begin(one, "rung", actions._detail(LEMON), None, None, "n1")
+    acted.begin(one, "rung", rungs._detail(LEMON), None, None, "n1")
     actions.after(one, [], [LEMON])
     assert slurm.orders == ["drain"]
 
 
 def test_an_asking_of_a_clock_that_was_years_ahead_does_not_count(slurm, act):
     one = act(NOW + 9e8, rungs="enforce")
-    actions._end(one, actions._begin(one, "rung", actions._detail(LEMON), None, None, "n1"), "drained")
+    acted.end(one, acted.begin(one, "rung", rungs._detail(LEMON), None, None, "n1"), "drained")
     actions.after(act(rungs="enforce"), [], [LEMON])
     assert slurm.orders == ["drain"]
 
