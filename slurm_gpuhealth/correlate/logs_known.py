@@ -25,7 +25,7 @@ ROLES = {"noise": 4, "first": 3, "cascade": 2, "confirm": 1, "weak": 0}
 # What stands around a phrase when it is no report: "0 failed GPUs", "no uncorrectable ECC", "gpu_lost=0", "fabric
 # manager: running".
 NOT = re.compile(
-    rb"(?:\b(?:no|without|zero)(?:\s+[\w-]+){0,2}|[,:;(\[|]\s*0|\b0/\d+"
+    rb"(?:\b(?:no|without|zero)(?:\s+[\w-]+){0,2}|[,:;(\[|]\s*0%?|\b0/\d+"
     rb"|\b(?:and|with|found|had|has|were|skipped)\s+0"
     rb"|\b(?:can happen if|(?:possible|common|likely|probable) (?:reasons?|causes?))\b.*)\s*$"
 )
@@ -33,7 +33,7 @@ NOT = re.compile(
 IS_NOT = re.compile(
     rb"[a-z]?[\"')\]]{0,2}"
     rb"(?:[a-z_ -]*\s{3}: \d+\s*$|(?:[\s-]+[a-z_]+){1,2}\s*[:=]\s*0(?![\w.:-]|,\s?\d)"
-    rb"|(?: (?:count|list|status|state|time|errors?|iterations?|steps?|values?|detected))?"
+    rb"|(?: (?:count|counter|list|status|state|time|errors?|iterations?|steps?|values?|detected))?"
     rb"(?:\s*[:=?]\s*|\s+i[sn]\s+|\s*\(|\s+)[\"']?"
     rb"(?:0(?![\w.:-]|,\s?\d)|\[\]|\{\}|not active"
     rb"|(?:no|none|false|inactive|ok|passed|disabled|running|active|ready|empty)\b|n/a))"
@@ -54,7 +54,8 @@ MIGHT = re.compile(
 )
 MIGHT_BE = re.compile(
     rb"[a-z]?[\"')]{0,2}\s*(?:errors?|failures?)?\s*"
-    rb"(?:check|test\b|detect(?:ion|or)|monitor|handl|callback|toleran|thresh|polic|recover|counter|list\b|-> )"
+    rb"(?:check|test\b|detect(?:ion|or)|monitor|handl|callback|toleran|thresh|polic|recover|counter|simulat|track|list\b"
+    rb"|-> )"
     rb"|\s+\w+\s+\d{4}-\d\d-\d\dt\d"
 )
 
