@@ -44,7 +44,7 @@ def after(act: Act, verdicts: Sequence[Verdict], suspects: Sequence[Suspicion]) 
     wanted = act.settings.correlate
     acted.mend(act)
     try:
-        lemons = rungs.lemons(act, suspects)
+        lemons = rungs.lemons(act, suspects) if wanted.exclude or wanted.rungs != "off" else []
         if wanted.exclude:
             exclude.publish(act.settings, [one.node for one in lemons])
         if wanted.rungs != "off":

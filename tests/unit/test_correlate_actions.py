@@ -170,6 +170,12 @@ def test_an_asking_of_a_clock_that_was_years_ahead_does_not_count(slurm, act):
     assert slurm.orders == ["drain"]
 
 
+def test_with_all_turned_off_slurm_is_not_asked(act, monkeypatch, capfd):
+    monkeypatch.setattr(control, "_ask", lambda *_: pytest.fail("Slurm was asked"))
+    actions.after(act(), [DIED], [LEMON])
+    assert capfd.readouterr().err == ""
+
+
 def test_level_2_is_the_epilogs_and_is_not_asked_for(slurm, act):
     actions.after(act(rungs="enforce"), [], [LEMON._replace(rung="L2")])
     assert slurm.orders == []
