@@ -8,6 +8,10 @@ import os
 
 import click
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 COMMANDS = {  # name, also of its module here (`import_` where Python has the word) → what `gpuhealth --help` says
     "status": "This node: GPUs, findings, hold, last diagnostics.",
     "findings": "What was seen on this node, newest first.",
@@ -28,6 +32,9 @@ COMMANDS = {  # name, also of its module here (`import_` where Python has the wo
     "doctor": "Find what would make gpuhealth, or Slurm, do the wrong thing.",
 }
 
+CONTROLLER = ("sqlalchemy", "ClusterShell")
+"""Modules that the nodes do without."""
+
 
 class Lazy(click.Group):
     """A group that imports a sub-command's module when it is called."""
@@ -38,6 +45,14 @@ class Lazy(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in CONTROLLER:
+                raise
+            raise click.ClickException(f"it needs {error.name}: pip install 'slurm-gpuhealth[controller]'") from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import sqlalchemy as sql
@@ -182,3 +184,19 @@ def test_that_no_node_is_a_lemon_is_said_with_when_that_was_seen(ask):
     with open_store(ask.store).begin() as db:
         judged.put_cursor(db, "fleet", str(END - 9e7))
     assert f"as of {explain_job.common.utc(END - 9e7)} UTC" in said()
+
+
+@pytest.mark.parametrize(
+    "command", [["lemons"], ["explain", "7"], ["correlate"], ["import", "--jobs", "j", "--events", "e"]]
+)
+def test_what_is_not_installed_is_said_with_how_to_install_it(command, tmp_path):
+    (tmp_path / "sqlalchemy.py").write_text("raise ModuleNotFoundError('no', name='sqlalchemy')")
+    (tmp_path / "g.toml").write_text(f'[paths]\nrun = "{tmp_path}/r"\n[store]\ndatabase = "{tmp_path}/g.toml"\n')
+    env = {**os.environ, "GPUHEALTH_CONFIG": str(tmp_path / "g.toml")}
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    script += "from slurm_gpuhealth.commands.gpuhealth import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command], env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "Error: it needs sqlalchemy: pip install 'slurm-gpuhealth[controller]'\n"
