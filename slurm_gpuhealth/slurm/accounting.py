@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sql
 
-from slurm_gpuhealth.correlate.model import Attempt, Event, from_dict
+from slurm_gpuhealth.correlate.model import Attempt, Event, Reading, from_dict, to_dict
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.slurm import sacct
 from slurm_gpuhealth.store import schema
@@ -135,10 +135,13 @@ def attempt_of(row: Any) -> Attempt:
 
 
 def read_reading(text: str) -> Reading | None:
-    """A log's reading from JSON; None where it is none."""
+    """A log's reading from JSON; None where it is none. A node has written it: each value is looked at, or one odd row
+    would end every run."""
+    from slurm_gpuhealth import joblog
+
     try:
-        return from_dict(json.loads(text))
-    except (ValueError, TypeError, AttributeError):
+        return joblog.validated(json.dumps(to_dict(from_dict(json.loads(text)))).encode())
+    except (ValueError, TypeError, AttributeError, RecursionError, joblog.NotALog):
         return None
 
 

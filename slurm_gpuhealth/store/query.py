@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 OF_INTEREST = ("xid", "sxid", "aer", "ib")
 """Sources whose findings are evidence for or against a job's own fault also where they are no fault of the node."""
+ELSEWHERE = ("test", "repair", "drain")
+"""Sources of events that have tables of their own: a finding that bears the name of one is none."""
+CODE = 100
+"""Characters of a code: Python reads no number of thousands of digits."""
 
 
 def events(db: Connection, position: str = "", now: float = math.inf) -> tuple[str, list[Event]]:
@@ -100,15 +104,15 @@ def _new(db: Connection, table: Table, begin: int, end: int) -> Iterator[Row[Any
 
 def _findings(db: Connection, begin: int, end: int) -> Iterator[tuple[int, Event]]:
     table = schema.finding
-    which = or_(table.c.severity != "info", table.c.source.in_(OF_INTEREST))
-    query = select(table).where(table.c.taken > begin, table.c.taken <= end, which).order_by(table.c.taken)
+    which = or_(table.c.severity != "info", table.c.source.in_(OF_INTEREST)), table.c.source.not_in(ELSEWHERE)
+    query = select(table).where(table.c.taken > begin, table.c.taken <= end, *which).order_by(table.c.taken)
     for row in db.execute(query):
         detail = dict(_object(row.details))
         more = {"pci": row.pci, "job": row.job, "count": row._mapping["count"]}
         detail |= {key: value for key, value in more.items() if value is not None and (key, value) != ("count", 1)}
         gpu = row.uuid or row.gpu
         time = row.time - (row.clock or 0.0)
-        yield row.taken, Event(time, row.node, gpu, row.source, row.code, row.severity or "info", detail)
+        yield row.taken, Event(time, row.node, gpu, row.source, row.code[:CODE], row.severity or "info", detail)
 
 
 def _tests(db: Connection, begin: int, end: int) -> Iterator[tuple[int, Event]]:
@@ -148,6 +152,6 @@ def _swaps(db: Connection, begin: int, end: int) -> Iterator[tuple[int, Event]]:
 def _object(text: str) -> Mapping[str, Any]:
     try:
         found = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

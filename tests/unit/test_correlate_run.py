@@ -342,3 +342,36 @@ def test_while_slurm_is_away_the_switches_are_still_known(given, engine, monkeyp
     monkeypatch.setattr(*((run.accounting, "take_in") if away == "accounting" else (run.topology, "leaves")), gone)
     assert "no answer" in " ".join(run.once(given, NOW + 60).trouble)
     assert seen == [leaves, leaves]
+
+
+@pytest.mark.parametrize(
+    ("table", "odd"),
+    [
+        *((schema.joblog, {"reading": text}) for text in ("[" * 100_000, "null", "[5]")),
+        *(
+            (schema.joblog, {"reading": json.dumps({**READING, key: value})})
+            for key, value in (
+                ("fingerprint", 5),
+                ("fingerprint", "\ud800"),
+                ("hosts", [5]),
+                ("kind", []),
+                ("rank", "x"),
+            )
+        ),
+        (schema.finding, {"details": '{"a":' * 20_000}),
+        (schema.finding, {"code": "9" * 5000}),
+        (schema.finding, {"source": "test", "code": "L3", "details": '{"level": "²", "passed": true}'}),
+        (schema.finding, {"source": "repair", "code": "repair"}),
+    ],
+)
+def test_an_odd_row_of_one_node_is_no_evidence_and_does_not_end_every_run(given, engine, table, odd):
+    add(engine, schema.attempt, **ATTEMPT)
+    see(engine)
+    key = FINDING if table is schema.finding else {**SHIPPED, "time": NOW - 3600}
+    add(engine, table, **{**key, "id": 7, "taken": 2, **odd})
+    with engine.begin() as db:
+        judged.put_cursor(db, "taken", "2")
+    assert [one.cause for one in run.judge(engine, given, {}, NOW)[0]] == ["node"]
+    with reading(engine) as db:
+        assert judged.explained(db, 7)[0]["verdict"]["node"] == "n1"
+        assert judged.suspicions(db)[0].last_test == ""
