@@ -210,5 +210,5 @@ def _numbered(found: list[Hit], block: bytes, low: bytes, line: int) -> list[Hit
         line += block.count(b"\n", last, hit.at)
         last = hit.at
         went_on = hit.known.role == "first" and several and logs_scan.survived(low, hit.at)
-        numbered.append(hit._replace(at=line, survived=went_on))
+        numbered.append(hit._replace(at=line, survived=hit.survived or went_on))
     return numbered

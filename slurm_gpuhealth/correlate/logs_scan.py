@@ -32,7 +32,7 @@ WHO = re.compile(rb"\brank[ :=_]?\d+|^\[?\d+[\]:]|^\[\d+,\d+\]|\b[a-z][a-z._-]*\
 DIGITS = b"0123456789"
 XID = re.compile(rb"\bxid\b[ :=#]{0,3}(?:\((?:pci:)?[^)\n]{0,40}\):? )?(?:error |code |is ){0,2}(\d{1,3})\b(.{0,200})")
 WORDS = "words of "
-MILD = re.compile(rb"(?:\b|user)(?:warn(?:ing)?|info|debug|deprecated|retry(?:ing)?|skipping)\b")
+MILD = re.compile(rb"(?:\b|user)(?:warn(?:ing)?|info|debug|deprecated|retrying|skipping)\b")
 """What such a line says did not end a job."""
 EXCEPTION = re.compile(rb"(?:error|exception|interrupt|exit|timeout|abort)(?::|\(|\s*$)")
 ROOT = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d{1,6})")
@@ -55,7 +55,7 @@ class Hit(NamedTuple):
     frame: str
     said: logs_line.Line
     survived: bool = False
-    """The job went on after it."""
+    """The job went on after it, or a library only warns of it."""
     file: int = 0
 
 
@@ -165,7 +165,8 @@ def hit(block: bytes, low: bytes, start: int, end: int) -> Hit | None:
         if where and known.cause == "application" and known.role == "first":
             known = known._replace(confidence=min(0.95, known.confidence + 0.1))
     general = known.error in ("program error", "exception") or known.error.startswith(WORDS)
-    return Hit(start, known, name if general and name else known.error, where, said)
+    warned = known.cause in ("fabric", "infrastructure") and MILD.search(line) is not None and b"nccl warn" not in line
+    return Hit(start, known, name if general and name else known.error, where, said, warned)
 
 
 def _surely(known: Known) -> Known:

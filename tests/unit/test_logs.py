@@ -201,6 +201,13 @@ def test_words_that_only_hint_at_a_cause_are_believed_when_there_is_nothing_else
     )
 
 
+def test_a_librarys_warning_of_the_network_yields_to_an_error() -> None:
+    warning = "[17.2] ib_md.c:1 UCX  WARN  ibv_reg_mr failed: retry count exceeded\n"
+    assert read_text(warning).verdict == "fabric"
+    assert read_text(f"{warning}KeyError: 'mask'").verdict == "application"
+    assert read_text(f"{warning.replace('WARN ', 'ERROR')}RuntimeError: stopped").verdict == "fabric"
+
+
 def test_of_hints_those_at_the_end_are_believed() -> None:
     start = "site.sh: line 3: module1: command not found\nsite.sh: line 4: module2: command not found\n"
     steps = "".join(f"step {step} loss 2.5\n" for step in range(20))
