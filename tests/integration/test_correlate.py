@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.daemons import until
+from tests.fakes import node as fakes
 from tests.lab import Lab, fresh
 
 MORE = """
@@ -142,16 +143,6 @@ def test_a_job_whose_memory_ran_out_died_of_itself(lab, script, state):
     assert "DRAIN" not in lab.state("n3")
 
 
-def test_what_its_user_or_the_time_limit_ended_is_nobodys_fault(lab):
-    job = lab.submit("sleep 60", gres="gpu:1", nodelist="n3")
-    lab.wait(job, "RUNNING")
-    lab.run("scancel", str(job))
-    ended(lab, job, "CANCELLED")
-    lab.wait(lab.late, "TIMEOUT", 150)
-    assert [verdict(lab, one)["cause"] for one in (job, lab.late)] == ["user"] * 2
-    assert "n3" not in lemons(lab)
-
-
 def test_of_a_job_on_two_nodes_one_died_and_the_job_succeeds_elsewhere(lab):
     """The slurmd of n5 is killed: Slurm ends the job as NODE_FAIL and puts it back into the queue."""
     script = "test $SLURM_RESTART_COUNT && exit 0; echo begun; sleep 600"
@@ -168,6 +159,16 @@ def test_of_a_job_on_two_nodes_one_died_and_the_job_succeeds_elsewhere(lab):
     found = verdict(lab, job, 0)
     assert (found["cause"], found["node"]) == ("node", "n5")
     assert [row["node"] for row in lemons(lab).values() if row["rung"] and row["node"] == "n4"] == []
+
+
+def test_what_its_user_or_the_time_limit_ended_is_nobodys_fault(lab):
+    job = lab.submit("sleep 60", gres="gpu:1", nodelist="n3")
+    lab.wait(job, "RUNNING")
+    lab.run("scancel", str(job))
+    ended(lab, job, "CANCELLED")
+    lab.wait(lab.late, "TIMEOUT", 150)
+    assert [verdict(lab, one)["cause"] for one in (job, lab.late)] == ["user"] * 2
+    assert "n3" not in lemons(lab)
 
 
 def test_a_job_that_died_of_its_node_is_put_back_and_ends_well_elsewhere(lab):
@@ -217,6 +218,9 @@ def test_a_node_that_kills_the_jobs_of_three_users_without_a_word_is_tested_and_
     assert (suspect["users"], suspect["hard"]) == (3, 0)
     assert suspect["rung"] in ("L3", "L4")
     before = drained(lab)
+    scenario = fakes.load(f"{lab.lab}/nodes/n4")
+    scenario["dcgm"]["time_scale"] = 0.002  # level 4 takes 7 s
+    fakes.save(f"{lab.lab}/nodes/n4", scenario)
     correlate(lab, rungs="enforce")
     assert lab.reason("n4").startswith(f"gpuhealth:suspect GPU* {suspect['rung']} ")
     assert lab.reason("n4").endswith("by=correlate")
