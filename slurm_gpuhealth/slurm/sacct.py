@@ -200,7 +200,10 @@ def ask(settings: Settings, argv: Sequence[str]) -> str:
     done = child.run(argv, timeout=timeout, env=env, limit=LIMIT)
     what, error = " ".join(argv), done.stderr.decode("utf-8", "replace").strip()
     if done.timed_out or done.rc is None:
-        raise ControllerDown(f"{what}: no answer in {timeout:g} s: is slurmdbd up ([accounting] timeout)? {error}")
+        whose = "slurmctld" if argv[0] == settings.slurm.scontrol else "slurmdbd"
+        raise ControllerDown(
+            f"{what}: no answer in {timeout:g} s: is {whose} up ([accounting] timeout)? {error}".strip()
+        )
     if done.rc in (126, 127):
         raise NoProgram(f"{error}: set its path in the table [accounting] of gpuhealth.toml")
     if any(words in error for words in (*NO_ANSWER, "slurmdbd")):  # sacctmgr then exits 0 with nothing

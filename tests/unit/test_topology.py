@@ -3,7 +3,7 @@
 import pytest
 
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Settings, Slurm
+from slurm_gpuhealth.settings import Accounting, Settings, Slurm
 from slurm_gpuhealth.slurm import control, topology
 
 TREE = """\
@@ -40,3 +40,9 @@ def test_a_cluster_without_topology_has_no_leaves(tmp_path, code):
 def test_a_controller_that_is_away_is_no_missing_topology(tmp_path):
     with pytest.raises(control.ControllerDown):
         topology.leaves(asked(tmp_path, "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1"))
+
+
+def test_who_does_not_answer_is_slurmctld_and_not_accounting(tmp_path):
+    hangs = asked(tmp_path, "exec sleep 60")
+    with pytest.raises(control.ControllerDown, match=r"is slurmctld up"):
+        topology.leaves(replace(hangs, accounting=Accounting(timeout=0.2)))
