@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.correlate.run import Done
     from slurm_gpuhealth.settings import Settings
 
+HANGS = 3600.0
+"""Seconds after which a run hangs, on a shared directory most likely: even a first one over weeks takes minutes."""
+
 
 @click.command()
 @click.option("--wait", is_flag=True, help="Wait for another run to end, at most 5 min.")
@@ -25,16 +28,17 @@ if TYPE_CHECKING:
 def correlate(node: str, wait: bool, no_actions: bool, as_json: bool) -> None:
     """Judge the failed jobs and suspect nodes that are new since the last run, as root on the controller.
 
-    From a systemd timer each minute, or as EpilogSlurmctld. Exit 0 also while another run is at it.
+    From a systemd timer each minute, or as EpilogSlurmctld. Exit 0 also while another run is at it, for an hour.
     """
     if os.geteuid() != 0:
         raise click.ClickException("only root, on the controller: it reads every job's record")
     settings = common.settings_of(node)
     turn = lock.take(settings, "correlate", time.monotonic() + (300 if wait else 0), real=True)
     if turn is None:
-        click.echo("another run is at it", err=True)
+        _another(settings)
         return
     try:
+        os.utime(turn)
         done = _once(settings, act=not no_actions)
     finally:
         os.close(turn)
@@ -47,6 +51,18 @@ def correlate(node: str, wait: bool, no_actions: bool, as_json: bool) -> None:
         f"{done.taken} records of nodes and {done.attempts} attempts taken in; {done.judged} failed attempts judged,"
         f" {done.rescored} anew; {done.suspects} suspect nodes"
     )
+
+
+def _another(settings: Settings) -> None:
+    """Another run is at it; a click error when it has been for so long that it hangs, and nothing is judged."""
+    try:
+        since = os.stat(os.path.join(settings.paths.run, "correlate.lock")).st_mtime
+    except OSError:
+        since = time.time()
+    if time.time() - since > HANGS:
+        told = f"another run is at it, which began {common.ago(time.time(), since)}: it hangs"
+        raise click.ClickException(f"{told}; look at it: ps -eo pid,etime,wchan:20,args | grep correlate")
+    click.echo("another run is at it", err=True)
 
 
 def _once(settings: Settings, act: bool) -> Done:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -214,6 +215,16 @@ def test_what_is_too_old_is_forgotten_once_a_day_also_after_a_jump(given, engine
     run.once(given, NOW)
     assert [row["job"] for row in rows(engine, schema.attempt)] == [7]
     assert [row["key"] for row in rows(engine, schema.state) if row["kind"] == "application"] == ["alice|lab|train|"]
+
+
+@pytest.mark.parametrize(("age", "code"), [(60, 0), (7200, 1)])
+def test_a_run_that_hangs_for_hours_is_no_success_of_those_that_find_it(given, monkeypatch, age, code):
+    monkeypatch.setattr(common, "settings_of", lambda _: given)
+    turn = lock.take(given, "correlate", real=True)
+    os.utime(turn, (time.time() - age,) * 2)
+    done = CliRunner().invoke(main, ["correlate"], env={"GPUHEALTH_CONFIG": "/nowhere"})
+    os.close(turn)
+    assert (done.exit_code, "2 h ago: it hangs" in done.output) == (code, bool(code))
 
 
 def test_who_finds_another_run_at_it_imports_no_database(given, monkeypatch, tmp_path):
