@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from slurm_gpuhealth.doctor import Line, first
+from slurm_gpuhealth.doctor import Line, first, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ OLD = 3600.0
 """Seconds after which what waits should have been shipped."""
 ALWAYS = frozenset(("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"))
 """What Slurm counts without being told."""
+TIMER = 120.0
+"""Seconds between two runs of gpuhealth correlate, and what one takes."""
 MANY = 100
 """Complete files of all nodes, 4 MiB each, that nobody has taken in."""
 
@@ -99,6 +101,7 @@ def _backlog(facts: Mapping[str, Any], now: float) -> Iterator[Line]:
 
 def judge_slurm_conf(config: Config, settings: Settings) -> Iterator[Line]:
     """Whether accounting tells which jobs held GPUs. Of a cluster without GPUs it says nothing."""
+    yield from _controller(config, settings)
     if "gpu" not in first(config, "GresTypes").split(","):
         return
     kind = first(config, "AccountingStorageType")
@@ -113,3 +116,15 @@ def judge_slurm_conf(config: Config, settings: Settings) -> Iterator[Line]:
         yield Line("accounting", "warn", what, f"in slurm.conf: AccountingStorageTRES={more}; restart slurmctld")
     else:
         yield Line("accounting", "ok", "accounting counts the GPUs of jobs")
+
+
+def _controller(config: Config, settings: Settings) -> Iterator[Line]:
+    """Whether what is turned on in [correlate] can come to anything."""
+    script = first(config, "EpilogSlurmctld")
+    if "gpuhealth" in script and len(script.split()) > 1:
+        what = "EpilogSlurmctld has arguments, which Slurm takes for a part of the name: nothing runs"
+        yield Line("epilog-slurmctld", "FAIL", what, "in slurm.conf: EpilogSlurmctld= a script of its own")
+    kept, waits = number(first(config, "MinJobAge")) or 0, settings.correlate.settle + TIMER
+    if settings.correlate.requeue and 0 < kept < waits:
+        what = f"slurmctld forgets a job {kept} s after its end, before it is judged: none is requeued"
+        yield Line("min-job-age", "warn", what, f"in slurm.conf: MinJobAge={waits + TIMER:.0f}")

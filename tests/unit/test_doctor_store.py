@@ -7,7 +7,7 @@ import pytest
 
 from slurm_gpuhealth import doctor_store
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Settings, Store
+from slurm_gpuhealth.settings import Correlate, Settings, Store
 from slurm_gpuhealth.slurm.node import parse_config
 
 FILES = Settings(store=Store(url="file:///shared"))
@@ -90,3 +90,22 @@ def test_accounting_that_does_not_tell_who_held_gpus_is_told(changes, settings, 
     assert [line.level for line in lines] == [level][: bool(level)]
     if "license/x" in config["AccountingStorageTRES"]:
         assert "AccountingStorageTRES=license/x,gres/gpumem,gres/gpu;" in lines[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("config", "correlate", "checks"),
+    [
+        ({"MinJobAge": "300 sec"}, {"requeue": True}, ["min-job-age"]),
+        ({"MinJobAge": "300 sec"}, {"requeue": True, "settle": 60.0}, []),
+        ({"MinJobAge": "900 sec"}, {"requeue": True}, []),
+        ({"MinJobAge": "0 sec"}, {"requeue": True}, []),  # never forgets
+        ({"MinJobAge": "300 sec"}, {}, []),
+        ({"EpilogSlurmctld": "/opt/gpuhealth/bin/gpuhealth correlate"}, {}, ["epilog-slurmctld"]),
+        ({"EpilogSlurmctld": "/etc/slurm/gpuhealth-correlate"}, {}, []),
+        ({"EpilogSlurmctld": "(null)"}, {}, []),
+    ],
+)
+def test_what_keeps_correlate_from_what_it_is_to_do_is_told(config, correlate, checks):
+    settings = Settings(correlate=Correlate(**correlate))
+    lines = doctor_store.judge_slurm_conf({key: (value,) for key, value in config.items()}, settings)
+    assert [line.check for line in lines] == checks
