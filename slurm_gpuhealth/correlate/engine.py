@@ -9,12 +9,13 @@ event has one place at its node, and an attempt's old say is taken out before th
 
 from __future__ import annotations
 
+import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from slurm_gpuhealth.correlate import fleet, memory, suspects, suspicion
 from slurm_gpuhealth.correlate.cases import application, case_of, same_evidence
-from slurm_gpuhealth.correlate.state import SEEN, AppState, Case, FleetState, NodeState, Record, State
+from slurm_gpuhealth.correlate.state import COMPLETED, RAN, SEEN, AppState, Case, FleetState, NodeState, Record, State
 from slurm_gpuhealth.correlate.verdict import LEAST, STATES, Judged, Leaves, failing, judge
 from slurm_gpuhealth.correlate.weights import DAY, grid, growth, weigh
 
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["AppState", "Case", "Correlator", "FleetState", "NodeState", "State"]
 
+T = TypeVar("T")
 OPEN = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "RESIZING", "STAGE_OUT", "SIGNALING", "STOPPED")
 CHANGED = 0.1  # a verdict whose confidence moves by less is not told again
 OFTEN = 1.5  # an application that turns out to fail so much more often, or less, has its last failures judged again
-RISE = 2.0  # a node whose odds of being bad change by this factor has its attempts judged again
+RISE = 3.0  # a node whose odds of being bad change by this factor has its attempts judged again
 BURST = 6 * 3600.0  # a program with a new bug fails again and again until it is mended
 LATELY = 0.3  # the weight of an application's last run in its rate of late
 PRINTS = 8
@@ -103,8 +105,10 @@ class Correlator:
             return
         if not memory.keep(node, event, kind, strength, self.settings.horizon):
             return
-        memory.spare(node, self.settings.spared)
-        node.touched()
+        if kind in suspicion.COUNTED:
+            if memory.spare(node, self.settings.spared):
+                node.touched()
+            suspicion.take_in(node, event.time, self.grid, self.settings)
         self.state.fleet.events += kind == "hard"
         again = [
             (key, record.home)
@@ -159,7 +163,8 @@ class Correlator:
         runs, mean = self.settings.runs, self.settings.failing
         expected = (app.failed + runs * mean * unit) / (app.runs + runs * unit) * unit
         get, gpus = self.state.nodes.get, attempt.gpus
-        fine = attempt.state == "COMPLETED" and end - attempt.start > self.settings.spared
+        start = attempt.start
+        fine = attempt.state == "COMPLETED" and end - start > self.settings.spared
         for one in attempt.nodes:
             node = get(one) or self._node(one)
             if end <= node.repaired:
@@ -176,13 +181,16 @@ class Correlator:
                 node.days += raw
                 node.jobs += 1
             node.failing += expected
-            if not node.since or attempt.start < node.since:
-                node.since = attempt.start
-            memory.ran(node, attempt.start, end, gpus.get(one) if gpus else None)
+            if not node.since or start < node.since:
+                node.since = start
+            run = start, end, gpus.get(one) if gpus else None
+            _remember(node.ran, run, RAN)
             if fine:
-                memory.complete(node, attempt.start, end, gpus.get(one) if gpus else None, self.settings.spared)
-            if node.events and node.events[-1].until >= attempt.start:
-                self._hand_on(node, attempt.start)
+                _remember(node.completed, run, COMPLETED)
+            if node.events and node.events[-1].until >= start:
+                if fine and memory.spare(node, self.settings.spared):
+                    node.touched()
+                self._hand_on(node, start)
 
     def _hand_on(self, node: NodeState, start: float) -> None:
         """A job has become known that began then: what followed an earlier one's end may be the new one's."""
@@ -236,11 +244,9 @@ class Correlator:
             fleet.unexplained(case),
             *((old.days, old.jobs) if old else (round(node.days, 3), round(node.jobs, 3))),
         )
-        if old and weights and old.weights and _close(old.weights, weights) and old.hard == hard:
+        if old and weights and old.weights and old.hard == hard and _alike(node, old.weights, weights):
             return  # what the node's evidence comes to stays as it is
-        item = suspicion.item_of(node.records[key], key)
-        if (old and old.weights) or (item and node._tally and not node._tally.add(item)):
-            node.touched()
+        suspicion.put(node, key, old)
         if old is None and len(node.records) > node._limit:
             memory.prune(node, attempt.end, self.settings.horizon)
 
@@ -326,10 +332,20 @@ class Correlator:
         self._ripple(event.node, event.time)
 
 
+def _remember(runs: list[T], run: T, most: int) -> None:
+    """`most` of them, and up to twice as many: to tidy up each time would cost more."""
+    runs.append(run)
+    if len(runs) > 2 * most:
+        del runs[:most]
+
+
 def _odds(p: float) -> float:
     """Bounded: beyond 50 to 1 nothing is judged another way."""
     return min(50.0, max(0.02, p / max(1 - p, 1e-9)))
 
 
-def _close(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(abs(a - b) < LEAST for a, b in zip(one, other))
+def _alike(node: NodeState, one: Sequence[float], other: Sequence[float]) -> bool:
+    if all(abs(a - b) < LEAST for a, b in zip(one, other)):
+        return True
+    factors = [math.exp(b - a) for a, b in zip(one, other)]
+    return node._tally is not None and suspicion.matter(node._tally, factors) < suspicion.TRIFLE / 5

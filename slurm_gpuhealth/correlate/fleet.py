@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from bisect import bisect_left, bisect_right, insort
+from typing import TYPE_CHECKING, Any
 
 from slurm_gpuhealth.correlate.weights import DAY, growth
 
@@ -31,10 +32,9 @@ def remember(fleet: FleetState, case: Case, key: str, leaves: Iterable[str], hal
     if not unexplained(case):
         return
     end = attempt.end
-    fleet.recent.append([end, attempt.user, case.application, attempt.nodes[0], sorted(leaves), key])
-    newest = max(end, fleet.recent[-2][0] if len(fleet.recent) > 1 else end)
-    if len(fleet.recent) > MOST or fleet.recent[0][0] < newest - RECENT:
-        fleet.recent[:] = [one for one in fleet.recent if one[0] >= newest - RECENT][-MOST:]
+    insort(fleet.recent, [end, attempt.user, case.application, attempt.nodes[0], sorted(leaves), key])
+    del fleet.recent[: bisect_left(fleet.recent, [fleet.recent[-1][0] - RECENT])]
+    del fleet.recent[:-MOST]
     fleet.unexplained += growth(end, half_life)
     together = len(_users(fleet, end, SURGE, ()))
     if end > fleet.counted:
@@ -50,7 +50,7 @@ def co_failing(
     1 where it is this job alone. Expected: the fleet's own rate of such failures, by nodes. (Correlator method 6.5.)
     """
     end = case.attempt.end
-    near = [one for one in fleet.recent if leaf in one[4] and abs(one[0] - end) <= s.leaf_window]
+    near = [one for one in _around(fleet, end, s.leaf_window) if leaf in one[4]]
     unrelated = {(one[1], one[2]) for one in near} | {(case.attempt.user, case.application)}
     if len(unrelated) < 2 or len({one[3] for one in near} | {case.attempt.nodes[0]}) < 2:
         return 1.0, []
@@ -73,7 +73,12 @@ def surge(fleet: FleetState, case: Case) -> float:
 
 def _users(fleet: FleetState, time: float, window: float, nodes: Iterable[str]) -> set[str]:
     apart = set(nodes)
-    return {one[1] for one in fleet.recent if abs(one[0] - time) <= window and one[3] not in apart}
+    return {one[1] for one in _around(fleet, time, window) if one[3] not in apart}
+
+
+def _around(fleet: FleetState, time: float, window: float) -> list[Any]:
+    recent = fleet.recent
+    return recent[bisect_left(recent, [time - window]) : bisect_right(recent, [time + window, "\U0010ffff"])]
 
 
 def poisson_tail(count: int, expected: float) -> float:

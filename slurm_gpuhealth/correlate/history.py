@@ -7,18 +7,22 @@ a line, and not the jobs themselves, in memory.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import stat
 import zlib
 from array import array
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
 
+from slurm_gpuhealth.correlate.logs import read_text
 from slurm_gpuhealth.correlate.model import Attempt, Event, Suspicion, Verdict, read_attempt, read_event
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from multiprocessing.connection import Connection
     from typing import BinaryIO
 
     from slurm_gpuhealth.correlate.engine import Correlator
@@ -28,6 +32,7 @@ T = TypeVar("T")
 NUMBER = rb"(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*[,}]"
 TIME = {key: re.compile(rb'(?<!\\)"%s"\s*:\s*' % key.encode() + NUMBER) for key in ("end", "time")}
 LONGEST = 64 << 20
+BATCH = 1000
 
 
 class HistoryError(Exception):
@@ -51,7 +56,7 @@ def run(jobs: str, events: str, correlator: Correlator, every: float | None = No
     waiting: dict[tuple[int, int], Verdict] = {}
     ends: deque[tuple[float, tuple[int, int]]] = deque()
     due = now = None
-    for now, one in _merged(jobs, events, correlator.settings.after):
+    for now, one in _apart(jobs, events, correlator.settings.after):
         if due is None:
             due = now + (every or float("inf"))
         while now >= due:
@@ -96,6 +101,41 @@ def topology(path: str) -> dict[str, list[str]]:
     ):
         raise HistoryError(f'{path}: expected {{"leaf": ["node", ...], ...}}')
     return leaves
+
+
+def _apart(jobs: str, events: str, after: float) -> Iterator[tuple[float, Attempt | Event]]:
+    """_merged, by a process of its own, which also reads the logs. Raises HistoryError."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    reader = context.Process(target=_hand_over, args=(theirs, jobs, events, after), daemon=True)
+    reader.start()
+    theirs.close()
+    try:
+        while some := ours.recv():
+            if isinstance(some, str):
+                raise HistoryError(some)
+            yield from some
+    except EOFError:
+        raise HistoryError(f"{jobs}: its reader was killed, maybe for memory") from None
+    finally:
+        reader.kill()
+        reader.join()
+
+
+def _hand_over(out: Connection, jobs: str, events: str, after: float) -> None:
+    found = _merged(jobs, events, after)
+    try:
+        while some := [(when, _without_log(one)) for when, one in islice(found, BATCH)]:
+            out.send(some)
+        out.send(None)
+    except HistoryError as error:
+        out.send(str(error))
+
+
+def _without_log(one: Attempt | Event) -> Attempt | Event:
+    if isinstance(one, Event) or one.log is None or one.log_class is not None:
+        return one
+    return one._replace(log=None, reading=read_text(one.log))
 
 
 def _merged(jobs: str, events: str, after: float) -> Iterator[tuple[float, Attempt | Event]]:

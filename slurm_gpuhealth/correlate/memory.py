@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slurm_gpuhealth.correlate.state import COMPLETED, EVENTS, RAN, RECORDS, SHORT, Incident, State
+from slurm_gpuhealth.correlate import suspicion
+from slurm_gpuhealth.correlate.state import EVENTS, RECORDS, SHORT, Incident, State
 from slurm_gpuhealth.correlate.weights import growth, plain, same_gpu
 
 if TYPE_CHECKING:
-    from slurm_gpuhealth.correlate.model import Event, GpuName
+    from slurm_gpuhealth.correlate.model import Event
     from slurm_gpuhealth.correlate.state import NodeState
 
 SAME = 60.0  # seconds within which one event on one GPU is told once
@@ -70,7 +71,8 @@ def prune(node: NodeState, time: float, horizon: float) -> None:
     if len(kept) > RECORDS:
         light = sorted(kept, key=lambda key: (kept[key].hard or kept[key].blame > HOPELESS, kept[key].end))
         kept = {key: kept[key] for key in light[-RECORDS:]}
-    if any(one.weights for key, one in node.records.items() if key not in kept):
+    gone = [one for key, one in node.records.items() if one.weights and key not in kept]
+    if gone and not (node._tally and all(not one.hard for one in gone) and suspicion.trifle(node._tally, gone)):
         node.touched()
     node.records = kept
     node.cases = {
@@ -98,17 +100,3 @@ def convert(state: State, half_life: float) -> None:
     for name in ("runs", "failed", "exposure", "unexplained"):
         setattr(all_of, name, getattr(all_of, name) * factor)
     all_of.kinds = {kind: one * factor for kind, one in all_of.kinds.items()}
-
-
-def ran(node: NodeState, start: float, end: float, gpus: tuple[GpuName, ...] | None) -> None:
-    """Note a job, for the events that are its own and no earlier one's."""
-    node.ran.append((start, end, gpus))
-    del node.ran[:-RAN]
-
-
-def complete(node: NodeState, start: float, end: float, gpus: tuple[GpuName, ...] | None, least: float) -> None:
-    """Note a job that completed, for the events that it shows to be harmless."""
-    node.completed.append((start, end, gpus))
-    del node.completed[:-COMPLETED]
-    if node.events and spare(node, least):
-        node.touched()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="Kept")
 SEEN = 128  # keys of attempts, at the first node of each: what is delivered twice comes again soon
-RECORDS = 64
+RECORDS = 32
 EVENTS = 128
 COMPLETED = 4
 RAN = 16

@@ -15,6 +15,8 @@ makes a node suspect.
 from __future__ import annotations
 
 import math
+from math import exp
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_gpuhealth.correlate.weights import DAY, plain
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.correlate.weights import Grid
     from slurm_gpuhealth.settings import Suspicion
 
+COUNTED = ("hard", "weak", "link")  # events that say something of the node by themselves
 HARMLESS = 0.15  # what is left of a hard event through which a job went on, and completed
+TRIFLE = 0.001  # what moves a node's probabilities by less is not worked out
 REPEATED = 7 * DAY  # a contained error is harmless, the third on a GPU within a week is not
 
 
@@ -56,7 +60,10 @@ class Group(NamedTuple):
 
 def levels(node: NodeState, time: float, grid: Grid, s: Suspicion, without: Without | None = None) -> list[float]:
     """The probability of each level at `time`. `without`: a case, whose own evidence is left out."""
-    found = tally_of(node, grid, s, without).at(time, node.days, node.jobs)
+    least = _light(node, grid, s, without) if without else None
+    found = tally_of(node, grid, s, None if least else without).at(time, node.days, node.jobs)
+    if least:
+        found = [one * rest for one, rest in zip(found, least)]
     tested = math.exp(_tests(node, time, grid, s)) if node.tests else 1.0
     total = found[0] + tested * sum(found[1:])
     return [found[0] / total, *(tested * one / total for one in found[1:])]
@@ -99,19 +106,60 @@ def groups(node: NodeState, grid: Grid, s: Suspicion) -> list[Group]:
     return [*tally.closed, *([tally.counted()] if tally.last else [])]
 
 
+def take_in(node: NodeState, time: float, grid: Grid, s: Suspicion) -> None:
+    """Let an event of that time count; if it is the newest evidence, without working all out anew."""
+    if node._tally:
+        last = next(iter([*_events(node, grid, s, None)][-1:]), None)
+        if not (last and last.end == time == node.events[-1].until and node._tally.add(last)):
+            node.touched()
+
+
+def _light(node: NodeState, grid: Grid, s: Suspicion, without: Without) -> list[float] | None:
+    """What leaving the case out takes from each level, where that is a trifle; None: to be worked out without it."""
+    record = node.records.get(without.key)
+    if record is None or not record.weights or incidents_in(node, without.start, without.end):
+        return None
+    rest = [math.exp(-one) for one in record.weights]
+    return rest if matter(tally_of(node, grid, s), rest) < TRIFLE else None
+
+
+def trifle(tally: Tally, gone: list[Record]) -> bool:
+    """Whether it makes no difference that all this is forgotten."""
+    return matter(tally, [exp(-sum(one)) for one in zip(*(record.weights or () for record in gone))]) < TRIFLE
+
+
+def matter(tally: Tally, factors: list[float]) -> float:
+    """How much of the node's probabilities these factors move."""
+    return sum(one * abs(1 - factor) for one, factor in zip(tally.now().levels, factors))
+
+
 def tally_of(node: NodeState, grid: Grid, s: Suspicion, without: Without | None = None) -> Tally:
     """What the node's evidence comes to. Kept at the node, and built anew when something else than new was added."""
-    if without and without.key not in node.records and not incidents_in(node, without.start, without.end):
+    if without and not _weighty(node, without.key) and not incidents_in(node, without.start, without.end):
         without = None
     known: Tally | None = node._tally
-    if without is None and known is not None:
-        return known
-    tally = Tally(grid, s, _prior(node, grid, s), node.repaired or node.since)
-    for item in sorted(_items(node, grid, s, without), key=lambda one: (one.end, one.what)):
-        tally.add(item)
+    if known is None:
+        known = node._tally = _anew(node, grid, s, None)
     if without is None:
-        node._tally = tally
+        return known
+    for one in incidents_in(node, without.start, without.end):
+        if one.kind != "hard" or one.time < without.start:
+            return _anew(node, grid, s, without)  # without one of them, other contained errors may count less
+    return known.branch(without)
+
+
+def _anew(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) -> Tally:
+    tally = Tally(grid, s, _prior(node, grid, s), node.repaired or node.since)
+    for item in sorted(_items(node, grid, s, without), key=BY_END):
+        tally.add(item)
     return tally
+
+
+def put(node: NodeState, key: str, old: Record | None) -> None:
+    """Let the record of that key count, in the place of `old`."""
+    tally, item = node._tally, item_of(node.records[key], key)
+    if tally and not (tally.replace(key, item) if old and old.weights else item is None or tally.add(item)):
+        node.touched()
 
 
 class Item(NamedTuple):
@@ -127,6 +175,9 @@ class Item(NamedTuple):
     days: float
     """`NodeState.days` and `jobs` at that time."""
     jobs: float
+
+
+BY_END = itemgetter(Item._fields.index("end"), Item._fields.index("what"))
 
 
 class At(NamedTuple):
@@ -150,6 +201,9 @@ class Tally:
         """What was known without the last incident."""
         self.known: At | None = self.before
         """What is known with it; None: not worked out yet."""
+        self.items: list[Item] = []
+        self.marks: list[tuple[Group | None, At, At | None, int]] = []
+        """For each item `last`, `before`, `known` and the length of `closed` as they were without it."""
 
     def add(self, item: Item) -> bool:
         """False where `item` is older than what was added before."""
@@ -157,6 +211,8 @@ class Tally:
         if last and item.end < last.until:
             return False
         before = self.now()
+        self.items.append(item)
+        self.marks.append((last, self.before, before, len(self.closed)))
         self.known = None
         if last and _same_incident(last, item, self.settings):
             stronger = max(item.weights) > max(last.weights)
@@ -170,38 +226,82 @@ class Tally:
             )
             return True
         if last:
-            self.closed.append(self.counted())
-            if last.user and not last.hard:
-                self.load[last.user] = (last.time, self._load(last) + 1)
+            self._close(self.counted())
         self.last = Group(item.end, item.end, item.weights, 1.0, item.user, item.hard, item.gpu, item.what)
         self.before = self._carried(before, item.end, item.days, item.jobs)
         return True
 
+    def _close(self, group: Group) -> None:
+        self.closed.append(group)
+        if group.user and not group.hard:
+            self.load[group.user] = (group.time, self._load(group) + 1)
+
+    def branch(self, without: Without) -> Tally:
+        """The same without that case, and without the events of its time."""
+        out = [
+            one.what == without.key if one.start is not None else without.start <= one.end <= without.end
+            for one in self.items
+        ]
+        first = out.index(True) if True in out else len(out)
+        tally = self._until(first)
+        for item, left_out in zip(self.items[first:], out[first:]):
+            if not left_out:
+                tally.add(item)
+        return tally
+
+    def replace(self, key: str, item: Item | None) -> bool:
+        """Put a job's item in the place of its old one; False where that can't be done."""
+        place = next((at for at, one in enumerate(self.items) if one.what == key and one.start is not None), None)
+        if place is None or (item and item.end != self.items[place].end):
+            return False
+        tally = self._until(place)
+        for one in ([item] if item else []) + self.items[place + 1 :]:
+            tally.add(one)
+        tally.items, tally.marks = self.items[:place] + tally.items, self.marks[:place] + tally.marks
+        self.__dict__ = tally.__dict__
+        return True
+
+    def _until(self, place: int) -> Tally:
+        """As it was before that item; without the items and marks of that time."""
+        tally = Tally(self.grid, self.settings, [], 0.0)
+        if place == len(self.items):
+            last, before, known, closed = self.last, self.before, self.known, len(self.closed)
+        else:
+            last, before, known, closed = self.marks[place]
+        for group in self.closed[:closed]:
+            tally._close(group)
+        tally.last, tally.before, tally.known = last, before, known
+        return tally
+
     def at(self, time: float, days: float, jobs: float) -> list[float]:
-        return self._carried(self.now(), time, days, jobs).levels
+        return self._drifted(self.now(), time, days, jobs)
 
     def now(self) -> At:
         """After the last incident."""
         if self.known is None:
             counted, start = self.counted(), self.before
-            levels = [one * math.exp(counted.share * said) for one, said in zip(start.levels, counted.weights)]
+            share = counted.share
+            levels = [one * exp(share * said) for one, said in zip(start.levels, counted.weights)]
             total = sum(levels)
             self.known = At([one / total for one in levels], counted.until, start.days, start.jobs)
         return self.known
 
     def _carried(self, start: At, time: float, days: float, jobs: float) -> At:
+        levels = self._drifted(start, time, days, jobs)
+        return At(levels, max(time, start.time), max(days, start.days), max(jobs, start.jobs))
+
+    def _drifted(self, start: At, time: float, days: float, jobs: float) -> list[float]:
         """To a later time, through the days and jobs in between, in which nothing happened; not yet adding up to 1."""
-        g, levels = self.grid, []
-        span = max(0.0, time - start.time) * g.change if start.time else 0.0
-        more, runs = max(0.0, days - start.days), max(0.0, jobs - start.jobs)
-        for one, prior, worse, survive in zip(start.levels, g.prior, g.worse, g.survive):
-            rate = span + worse * more - survive * runs
-            if rate > 1e-12:
-                stays = math.exp(-rate)
-                levels.append(one * stays + prior * span * (1 - stays) / rate)
-            else:
-                levels.append(one)
-        return At(levels, max(time, start.time), start.days + more, start.jobs + runs)
+        levels, since, past, had = start
+        span = (time - since) * self.grid.change if 0 < since < time else 0.0
+        more, runs = days - past if days > past else 0.0, jobs - had if jobs > had else 0.0
+        if not (span or more or runs):
+            return levels
+        return [
+            one * (stays := exp(-rate)) + prior * span * (1 - stays) / rate
+            for one, (prior, worse, survive) in zip(levels, self.grid.drift)
+            if (rate := span + worse * more - survive * runs + 1e-12)
+        ]
 
     def counted(self) -> Group:
         """The last incident, with the share that counts."""
@@ -243,9 +343,13 @@ def _items(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) -
         item = item_of(record, key) if record.end > node.repaired and (not without or key != without.key) else None
         if item:
             yield item
+    yield from _events(node, grid, s, without)
+
+
+def _events(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) -> Iterator[Item]:
     weak: dict[str, list[float]] = {}
     for event in node.events:
-        if event.kind not in ("hard", "weak", "link") or event.time <= forgotten(node, event.gpu):
+        if event.kind not in COUNTED or event.time <= forgotten(node, event.gpu):
             continue
         if without and event.time <= without.end and event.until >= without.start:
             continue
@@ -263,6 +367,11 @@ def _items(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) -
 def forgotten(node: NodeState, gpu: GpuName | None) -> float:
     """Since when what is told of this GPU counts."""
     return max(node.repaired, node.changed.get(plain(gpu), (0.0,))[0] if gpu is not None else 0.0)
+
+
+def _weighty(node: NodeState, key: str) -> bool:
+    record = node.records.get(key)
+    return record is not None and record.weights is not None
 
 
 def incidents_in(node: NodeState, start: float, end: float) -> list[Incident]:

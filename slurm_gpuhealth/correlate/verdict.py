@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from slurm_gpuhealth.correlate.model import GpuName
     from slurm_gpuhealth.correlate.state import Case, Incident, State, Weights
+    from slurm_gpuhealth.correlate.weights import Grid
     from slurm_gpuhealth.settings import Suspicion
 
 USERS = ("TIMEOUT", "PREEMPTED", "CANCELLED", "DEADLINE", "REQUEUED", "REVOKED")
@@ -81,7 +82,8 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, expl
     shares: dict[str, float] = {}
     levels: dict[str, Weights] = {}
     where = _named(case, s)
-    chances = Chances(days, s)
+    g, nodes = grid(s), state.nodes.get
+    chances = Chances(days, g)
     apart = suspicion.Without(key, attempt.start - s.before, attempt.end + s.after)
     for node in attempt.nodes:
         sign = signs.get(node)
@@ -94,7 +96,7 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, expl
         if table and not signs:
             shares[node] = 1.0
             continue
-        found = suspicion.levels(state.nodes.get(node, NEW), attempt.end, grid(s), s, apart)
+        found = suspicion.levels(nodes(node) or NEW, attempt.end, g, s, apart)
         levels[node] = tuple(like)
         shares[node] = sum(weight * one for weight, one in zip(found, like))
     if table:
@@ -253,9 +255,9 @@ def _named(case: Case, s: Suspicion) -> dict[str, float]:
 class Chances(dict[float, list[float]]):
     """Share of a node that a job had → odds, by level, that the node ended it."""
 
-    def __init__(self, days: float, s: Suspicion) -> None:
+    def __init__(self, days: float, grid: Grid) -> None:
         super().__init__()
-        self.days, self.grid = days, grid(s)
+        self.days, self.grid = days, grid
 
     def __missing__(self, share: float) -> list[float]:
         one = [
@@ -287,8 +289,7 @@ def _weights(rest: float, like: Weights, s: Suspicion) -> Weights:
     base = rest + like[0]
     if base <= 0:
         return tuple(0.0 for _ in like)
-    most = math.log(s.most)
-    return tuple(round(min(most, math.log((rest + one) / base)), 4) for one in like)
+    return tuple([round(math.log(min(s.most, (rest + one) / base)), 4) for one in like])
 
 
 def _verdict(case: Case, masses: Mapping[str, float], blame: Mapping[str, float], signs: Mapping[str, Sign]) -> Verdict:

@@ -62,13 +62,11 @@ class Grid(NamedTuple):
     prior: Row
     hazard: Row
     """Failures a day."""
-    worse: Row
-    """The same, over level 0's."""
     start: Row
-    survive: Row
-    """log(1 - start)."""
     seen: Row
     """log likelihood of a hard event out of any job, over that of level 0."""
+    drift: tuple[tuple[float, float, float], ...]
+    """Of each its prior, its hazard over level 0's, log(1 - start)."""
     change: float
     """Which share of the nodes changes its level, a second."""
 
@@ -77,14 +75,15 @@ class Grid(NamedTuple):
 def grid(s: Suspicion) -> Grid:
     """A hard event comes from a failure that is seen by it, or, at any level alike, from something harmless."""
     rates = [s.benign + s.seen_by_xid * hazard for hazard in s.hazards]
-    total = sum(s.priors)
+    priors = tuple(one / sum(s.priors) for one in s.priors)
+    worse = tuple(one - s.hazards[0] for one in s.hazards)
+    survive = tuple(math.log1p(-one) for one in s.starts)
     return Grid(
-        tuple(one / total for one in s.priors),
+        priors,
         tuple(s.hazards),
-        tuple(one - s.hazards[0] for one in s.hazards),
         tuple(s.starts),
-        tuple(math.log1p(-one) for one in s.starts),
         tuple(math.log(rate / rates[0]) for rate in rates),
+        tuple(zip(priors, worse, survive)),
         math.log(2) / s.half_life,
     )
 
@@ -94,6 +93,7 @@ def growth(time: float, half_life: float) -> float:
     return float(2.0 ** ((time - EPOCH) / half_life))
 
 
+@lru_cache(maxsize=8)
 def rows(s: Suspicion) -> Mapping[str, Row]:
     return {kind: getattr(s, f"log_{kind}") for kind in KINDS}
 
