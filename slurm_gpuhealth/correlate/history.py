@@ -115,7 +115,7 @@ def _apart(jobs: str, events: str, after: float) -> Iterator[tuple[float, Attemp
             if isinstance(some, str):
                 raise HistoryError(some)
             yield from some
-    except EOFError:
+    except (EOFError, OSError):  # between two messages, or in the middle of one
         raise HistoryError(f"{jobs}: its reader was killed, maybe for memory") from None
     finally:
         reader.kill()

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_gpuhealth.commands.gpuhealth import main
+from slurm_gpuhealth.correlate import history
 
 NOW = 1_760_000_000
 DAY = 86400
@@ -195,3 +196,14 @@ def test_a_topology_that_is_none_is_refused(replay, tmp_path):
     result = replay(*rows(), "--topology", str(tmp_path / "TOPOLOGY.json"))
     assert result.exit_code == 1
     assert 'expected {"leaf": ["node", ...], ...}' in result.output
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x00\x00\xff\xff" + b"x" * 100])
+def test_a_reader_that_is_killed_in_the_middle_of_a_message_is_said(replay, monkeypatch, sent):
+    def die(out, *_):
+        os.write(out.fileno(), sent)
+        os._exit(9)
+
+    monkeypatch.setattr(history, "_hand_over", die)
+    result = replay([], [], "--json")
+    assert (result.exit_code, "its reader was killed" in result.output) == (1, True)
