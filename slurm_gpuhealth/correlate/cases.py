@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from slurm_gpuhealth.correlate.model import Attempt, Reading
 
+DEFAULT = ("", "wrap", "sbatch", "srun", "bash", "sh", "interactive", "job", "python", "python#", "run.sh", "job.sh")
+
 
 def case_of(attempt: Attempt, name: str) -> Case:
     reading = attempt.reading
@@ -51,6 +53,10 @@ def hosts(reading: Reading, nodes: Iterable[str]) -> set[str]:
 
 @lru_cache(maxsize=16384)
 def application(user: str, account: str, name: str, submit: str) -> str:
-    """The key of a user's application: its name without numbers, and its submit line where that is known."""
+    """The key of a user's application: its name without numbers; its submit line where the name is one by default.
+
+    Each job of a sweep has a submit line of its own: with it in the key nothing would be learnt, and there would be as
+    many applications as jobs.
+    """
     shown = re.sub(r"\d+", "#", name)[:64]
-    return f"{user}|{account}|{shown}|{submit}"[:200]
+    return f"{user}|{account}|{shown}|{submit if shown in DEFAULT else ''}"[:200]

@@ -74,6 +74,7 @@ class Correlator:
         if again:
             before = home.cases[key]
             case.own, case.lately = before.own, before.lately
+            case.shared, case.leaves = before.shared, before.leaves
             if same_evidence(case, before):
                 return judge(before, key, self.state, self.leaves, self.settings, self.explained).verdict
         home.cases[key] = case
@@ -85,6 +86,7 @@ class Correlator:
         if not again:
             case.lately = app.lately if case.attempt.end - app.ended < BURST else 0.0
         verdict = self._judge(case, key, fresh=not again)
+        self._rescored.pop(key, None)
         if not again and attempt.state not in STATES:
             app.lately += (case.own - app.lately) * LATELY
             app.ended = max(app.ended, attempt.end)
@@ -155,6 +157,8 @@ class Correlator:
         app.runs += unit
         if attempt.state == "COMPLETED":
             app.lately *= 1 - LATELY
+            if len(app.fine) < 2 and attempt.nodes[0] not in app.fine:
+                app.fine.append(attempt.nodes[0])
             app.ended = max(app.ended, end)
         all_of = self.state.fleet
         all_of.runs += unit
@@ -200,6 +204,7 @@ class Correlator:
 
     def _judge(self, case: Case, key: str, fresh: bool = False) -> Verdict:
         """Judge a case and put its say in the place of its old one."""
+        self._look_around(case)
         judged = judge(case, key, self.state, self.leaves, self.settings, self.explained)
         unit = growth(case.attempt.end, self.settings.half_life)
         if case.attempt.state not in STATES:
@@ -212,6 +217,16 @@ class Correlator:
             if case.attempt.end > node.repaired and (fresh or key in node.records):
                 self._record(node, name, case, key, judged)
         return judged.verdict
+
+    def _look_around(self, case: Case) -> None:
+        """What fails at the same time is forgotten after hours; that it did is not."""
+        if not fleet.unexplained(case) or case.attempt.state in STATES:
+            return
+        case.shared = max(case.shared, fleet.surge(self.state.fleet, case))
+        s, widths = self.settings, self.leaves.width
+        for leaf in {self.leaves.of[node] for node in case.attempt.nodes if node in self.leaves.of} - {*case.leaves}:
+            if fleet.co_failing(self.state.fleet, case, leaf, widths[leaf], len(widths), s) < s.leaf_alarm:
+                case.leaves = *case.leaves, leaf
 
     def _learn(self, case: Case, own: float, unit: float, fresh: bool) -> None:
         more = (own - case.own) * unit
@@ -277,15 +292,15 @@ class Correlator:
                 self._as_often(other, home, case, app.lately)
         if not fleet.unexplained(case):
             return
-        for leaf in {self.leaves.of[node] for node in case.attempt.nodes if node in self.leaves.of}:
-            chance, others = fleet.co_failing(
-                self.state.fleet, case, leaf, self.leaves.width[leaf], len(self.leaves.width), self.settings
-            )
-            if chance < self.settings.leaf_alarm:
-                homes = {one[5]: one[3] for one in self.state.fleet.recent}
-                for other in others:
-                    if other != key:
-                        self._again(other, homes[other])
+        if case.shared:
+            for other, home in fleet.beside(self.state.fleet, case):
+                before = self.state.nodes[home].cases.get(other) if home in self.state.nodes else None
+                if before and before.cause in ("node", "unknown"):
+                    self._again(other, home)
+        for leaf in case.leaves:
+            for other, home in fleet.under(self.state.fleet, case, leaf, self.settings.leaf_window):
+                if other != key:
+                    self._again(other, home)
 
     def _as_often(self, key: str, home: str, newer: Case, lately: float) -> None:
         """Judge an earlier failure of an application by how often it fails now."""

@@ -18,6 +18,7 @@ UNEXPLAINED = (None, "nothing", "communication", "crash", "infrastructure")
 RECENT = 4 * 3600.0
 MOST = 512
 SURGE = 1800.0
+ABRUPT = 60.0
 WEEK = 7 * DAY
 
 
@@ -42,10 +43,8 @@ def remember(fleet: FleetState, case: Case, key: str, leaves: Iterable[str], hal
         fleet.counted = end
 
 
-def co_failing(
-    fleet: FleetState, case: Case, leaf: str, width: int, leaves: int, s: Suspicion
-) -> tuple[float, list[str]]:
-    """The chance that so many unrelated jobs under `leaf` fail within `leaf_window`, and those cases.
+def co_failing(fleet: FleetState, case: Case, leaf: str, width: int, leaves: int, s: Suspicion) -> float:
+    """The chance that so many unrelated jobs under `leaf` fail within `leaf_window`.
 
     1 where it is this job alone. Expected: the fleet's own rate of such failures, by nodes. (Correlator method 6.5.)
     """
@@ -53,11 +52,10 @@ def co_failing(
     near = [one for one in _around(fleet, end, s.leaf_window) if leaf in one[4]]
     unrelated = {(one[1], one[2]) for one in near} | {(case.attempt.user, case.application)}
     if len(unrelated) < 2 or len({one[3] for one in near} | {case.attempt.nodes[0]}) < 2:
-        return 1.0, []
+        return 1.0
     rate = fleet.unexplained / fleet.exposure if fleet.exposure > 0 else 0.0
     expected = rate * width * s.leaf_window / DAY
-    chance = poisson_tail(len(unrelated), expected) * max(1, leaves) * DAY / s.leaf_window
-    return chance, [one[5] for one in near]
+    return poisson_tail(len(unrelated), expected) * max(1, leaves) * DAY / s.leaf_window
 
 
 def surge(fleet: FleetState, case: Case) -> float:
@@ -65,10 +63,23 @@ def surge(fleet: FleetState, case: Case) -> float:
 
     Power, a file system, a broken image: three users at least, on nodes apart, and not by chance.
     """
-    users = _users(fleet, case.attempt.end, SURGE, case.attempt.nodes) - {case.attempt.user}
-    if len(users) < 3 or poisson_tail(len(users), max(fleet.usual, 0.5)) > 1e-3:
-        return 0.0
-    return 1 - max(fleet.usual, 0.5) / len(users)
+    most = 0.0
+    for window, least in ((SURGE, 3), (ABRUPT, 2)):
+        users = _users(fleet, case.attempt.end, window, case.attempt.nodes) - {case.attempt.user}
+        expected = max(fleet.usual, 0.5) * window / SURGE
+        if len(users) >= least and poisson_tail(len(users), expected) <= 1e-3:
+            most = max(most, 1 - expected / len(users))
+    return most
+
+
+def beside(fleet: FleetState, case: Case) -> list[tuple[str, str]]:
+    """The failures of about that time: each its case, and the node at which that lies."""
+    return [(one[5], one[3]) for one in _around(fleet, case.attempt.end, SURGE)]
+
+
+def under(fleet: FleetState, case: Case, leaf: str, window: float) -> list[tuple[str, str]]:
+    """The same, of jobs that touch the leaf."""
+    return [(one[5], one[3]) for one in _around(fleet, case.attempt.end, window) if leaf in one[4]]
 
 
 def _users(fleet: FleetState, time: float, window: float, nodes: Iterable[str]) -> set[str]:

@@ -77,6 +77,10 @@ class Case(Kept):
     """Its nodes' share."""
     lately: float = 0.0
     """How much its application failed of late when it ended."""
+    shared: float = 0.0
+    """How much of what failed just then, elsewhere too, was more than usual."""
+    leaves: tuple[str, ...] = ()
+    """Leaf switches of its nodes under which other jobs failed at once."""
 
     @classmethod
     def from_json(cls, data: list[Any]) -> Case:
@@ -84,6 +88,7 @@ class Case(Kept):
         attempt = Attempt(*data[0])
         gpus = {node: tuple(one) for node, one in attempt.gpus.items()} if attempt.gpus else None
         case.attempt, case.hosts = attempt._replace(nodes=tuple(attempt.nodes), gpus=gpus), tuple(case.hosts)
+        case.leaves = tuple(case.leaves)
         return case
 
 
@@ -189,6 +194,8 @@ class AppState(Kept):
     """Its last failures: [case, home, fingerprint, rank, iteration, nodes]."""
     judged: float = 0.0
     """How often it fails by itself, as those were last judged."""
+    fine: list[str] = field(default_factory=list)
+    """Two nodes on which it has completed."""
 
 
 @dataclass

@@ -40,7 +40,7 @@ def suspicions(
     sure = fleet.discoveries(chances, every, s.false_discoveries)
     soft = [one for one in found if one.p_lemon >= s.l3 and not one.hard]
     wave = len(soft) > max(WAVE_LEAST, WAVE * every)
-    ranked = [_with_rung(one, state.nodes[one.node], one.node in sure, wave, time, s) for one in found]
+    ranked = [_with_rung(one, state, one.node in sure, wave, time, s) for one in found]
     return sorted(ranked, key=lambda one: (-one.p_lemon, one.node))
 
 
@@ -117,17 +117,17 @@ def _terms(node: NodeState, blamed: list[Record], hard: int, time: float, s: set
     return said
 
 
-def _with_rung(
-    one: Suspicion, node: NodeState, sure: bool, wave: bool, time: float, s: settings.Suspicion
-) -> Suspicion:
+def _with_rung(one: Suspicion, state: State, sure: bool, wave: bool, time: float, s: settings.Suspicion) -> Suspicion:
     """The rung by the probability; a soft suspicion tests and never more, and a fleet-wide wave tests lightly."""
-    p = one.p_lemon
-    users = {record.user for record in node.records.values() if record.blame >= 0.1}
-    others = one.applications >= s.clusters and len(users) >= 2 and sure
-    # L3 and L4 take the node out: without a hard event at one rung's more suspicion, and for failures of three users.
-    l3, l4 = (s.l3, s.l4) if one.hard else (s.l4, s.rma) if len(users) >= s.clusters else (2.0, 2.0)
+    p, node = one.p_lemon, state.nodes[one.node]
+    blamed = [record for record in node.records.values() if record.blame >= 0.1]
+    # Without a hard event L3 and L4 take the node out at one rung's more suspicion, and for failures of three users
+    # whose programs complete elsewhere: a course with a broken module on its reserved nodes looks like bad nodes.
+    users = {record.user for record in blamed if _elsewhere(state, record, one.node)}
+    firm = one.hard or any(record.hard and record.blame >= 0.5 for record in blamed)
+    l3, l4 = (s.l3, s.l4) if firm else (s.l4, s.rma) if sure and len(users) >= s.clusters else (2.0, 2.0)
     rung = ""
-    if p >= s.rma and (one.hard or (others and not wave)):
+    if p >= s.rma and one.hard:
         rung = "RMA"
     elif p >= l4:
         rung = "L4"
@@ -140,6 +140,12 @@ def _with_rung(
         rung = "L2"
         terms = (*terms, "so many nodes are suspected at once that the cause lies outside of them: tested lightly")
     return one._replace(rung=_after_tests(rung, node), terms=terms)
+
+
+def _elsewhere(state: State, record: Record, node: str) -> bool:
+    """Whether the application has completed on another node."""
+    app = state.applications.get(record.application)
+    return app is not None and any(name != node for name in app.fine)
 
 
 def _after_tests(rung: str, node: NodeState) -> str:

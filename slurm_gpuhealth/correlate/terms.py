@@ -78,7 +78,11 @@ def explain(
         kept[-1] = against[0]
     hot = any(sign.event.kind == "thermal" for sign in signs.values()) or case.kind == "thermal"
     advice = HOT if hot and verdict.cause == "node" else ADVICE[verdict.cause]
-    if verdict.cause == "application" and _suspected(state, case, s):
+    if verdict.cause == "application" and case.kind == "hardware":
+        advice = (
+            "requeue it once, and have the node tested: its log speaks of hardware, which nothing else bears out so far"
+        )
+    elif verdict.cause == "application" and _suspected(state, case, s):
         advice = "look at the program; its node is suspected for other reasons"
     return verdict._replace(terms=tuple(kept), advice=advice)
 

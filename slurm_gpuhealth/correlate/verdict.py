@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_gpuhealth.correlate import fleet, suspicion, terms
+from slurm_gpuhealth.correlate import suspicion, terms
 from slurm_gpuhealth.correlate.model import Verdict
 from slurm_gpuhealth.correlate.state import NodeState
 from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY, grid, growth, rows, same_gpu
@@ -34,8 +34,9 @@ STATES = {
     "OUT_OF_MEMORY": {"application": 0.9, "node": 0.01, "fabric": 0.001, "infrastructure": 0.05, "user": 0.01},
 }
 # NODE_FAIL: Slurm lost a node. A program hardly brings a node down; a lost network or controller looks the same.
-NODE_FAIL = {"application": 1e-4, "fabric": 0.2, "infrastructure": 0.05, "user": 1e-4}
-NODE_FAIL_NAMED, NODE_FAIL_OTHER = 0.35, 0.01
+NODE_FAIL = {"application": 2e-5, "fabric": 0.2, "infrastructure": 0.05, "user": 1e-4}
+NODE_FAIL_NAMED, NODE_FAIL_OTHER = 0.35, 1e-6
+DYING = 600.0  # a node is found dead after SlurmdTimeout: however short its job was, it had that long to die
 CONTAINED, FOREIGN, SHARED = 5.0, 2.0, 15.0  # ratio: a contained error here, a hard one on another's GPU, one GPU twice
 LAG = 15.0  # seconds after a job's end in which what its node says has lost half of its weight
 LEAST = 0.02  # a log weight below this is not kept
@@ -66,6 +67,8 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, expl
     """Pure in `state`: reads it only. `explained`: with its terms, which cost as much as the rest."""
     attempt = case.attempt
     days = max(0.0, attempt.end - attempt.start) / DAY
+    if attempt.state == "NODE_FAIL":
+        days = max(days, DYING / DAY)
     table = STATES.get(attempt.state)
     row = _row(case, state, s)
     causes = _priors(case, days, state, leaves, s)
@@ -113,6 +116,8 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, expl
     hard = frozenset(node for node, sign in signs.items() if sign.hard and not sign.foreign)
     if attempt.state == "NODE_FAIL" and attempt.failed_node:
         hard |= {attempt.failed_node} & set(attempt.nodes)
+    if case.kind == "application" and not case.hosts and not any(sign.ratio > 1 for sign in signs.values()):
+        masses = _held_back(masses)
     verdict = _verdict(case, masses, blame, signs)
     if explained:
         verdict = terms.explain(verdict, case, state, row, signs, where, again, s)
@@ -144,19 +149,13 @@ def _row(case: Case, state: State, s: Suspicion) -> tuple[float, ...]:
 
 
 def _priors(case: Case, days: float, state: State, leaves: Leaves, s: Suspicion) -> dict[str, float]:
-    shared = fleet.surge(state.fleet, case) if fleet.unexplained(case) else 0.0
-    fabric = 0.0
+    by_chance = 1 - math.exp(-s.fabric * days)
     under = {leaves.of[node] for node in case.attempt.nodes if node in leaves.of}
-    for leaf in under or {""}:
-        one = 1 - math.exp(-s.fabric * days)
-        if leaf and fleet.unexplained(case):
-            chance, _ = fleet.co_failing(state.fleet, case, leaf, leaves.width[leaf], len(leaves.width), s)
-            one += s.together if chance < s.leaf_alarm else 0.0
-        fabric += one
+    fabric = by_chance * max(1, len(under)) + s.together * len(case.leaves)
     return {
         "application": failing(case, state, s),
         "fabric": min(fabric, 0.9) * (1.0 if len(case.attempt.nodes) > 1 else 0.3),
-        "infrastructure": 1 - math.exp(-s.infrastructure * days) + s.together * shared,
+        "infrastructure": 1 - math.exp(-s.infrastructure * days) + s.together * case.shared,
         "user": 0.001,
     }
 
@@ -290,6 +289,13 @@ def _weights(rest: float, like: Weights, s: Suspicion) -> Weights:
     if base <= 0:
         return tuple(0.0 for _ in like)
     return tuple([round(math.log(min(s.most, (rest + one) / base)), 4) for one in like])
+
+
+def _held_back(masses: Mapping[str, float]) -> dict[str, float]:
+    """Where the log shows an error of the program's own and no node says anything, the node is not called the cause:
+    jobs of many may share a broken module. It is suspected all the same, and tested."""
+    more = max(0.0, masses["node"] - 0.49)
+    return {**masses, "node": masses["node"] - more, "application": masses["application"] + more}
 
 
 def _verdict(case: Case, masses: Mapping[str, float], blame: Mapping[str, float], signs: Mapping[str, Sign]) -> Verdict:

@@ -55,6 +55,11 @@ def history(seed=1, rename=str):
     return sorted(items, key=lambda one: one.time if isinstance(one, Event) else one.end + 120)
 
 
+def quiet():
+    """Weeks in which all goes well: 40 nodes, nine users."""
+    return [attempt(job, f"user{job % 9}", "COMPLETED", [f"n{job % 40}"], start=NOW + job * HOUR) for job in range(900)]
+
+
 def levels(correlator, time=NOW + 700 * HOUR):
     return {node: correlator.suspicion(node, time).p_lemon for node in correlator.state.nodes}
 
@@ -190,6 +195,40 @@ class TestEvidence:
         _, verdicts = played([bug._replace(log_class="nothing"), event, beside])
         assert verdicts[1].cause == "node"
         assert any("50 s after its end" in term.text for term in verdicts[1].terms)
+
+    def test_nodes_that_fail_in_one_minute_are_not_the_cause_however_often_it_happens(self):
+        """slurmctld lost its network, or a power strip died: NODE_FAIL of one-node jobs on many nodes."""
+        for nodes in (5, 30):
+            lost = [
+                attempt(10_000 * day + at, f"user{at % 20}", "NODE_FAIL", [f"n{at}"], NOW + day * 86400 + at % 7)
+                for day in (8, 20, 34)
+                for at in range(nodes)
+            ]
+            named = [one._replace(failed_node=one.nodes[0]) for one in lost]
+            correlator, verdicts = played(sorted((*quiet(), *named), key=lambda one: one.end))
+            assert correlator.suspicions(NOW + 35 * 86400, 0.1) == []
+            assert {verdicts[one.job].cause for one in lost} == {"infrastructure"}
+
+    def test_the_node_that_slurm_names_is_the_one_that_failed_also_beside_a_suspect(self):
+        texts = [attempt(job, f"user{job}", hours=0.01, log_class="hardware") for job in range(3)]
+        both = attempt(9, "eve", "NODE_FAIL", ("n1", "n2"), hours=0.01, failed_node="n2")
+        _, verdicts = played([*texts, both])
+        assert (verdicts[9].cause, verdicts[9].node) == ("node", "n2")
+
+    def test_jobs_of_many_that_die_of_a_programs_own_error_are_not_put_down_to_their_node(self):
+        begin = NOW + 900 * HOUR
+        course = [
+            attempt(10_000 + job, f"new{job % 60}", start=begin + job * 900, hours=0.05, log_class="application")
+            for job in range(120)
+        ]
+        correlator, verdicts = played([*quiet(), *course])
+        assert {one.cause for one in verdicts.values()} == {"application"}
+        found = correlator.suspicions(course[-1].end, 0.3)
+        assert [(one.node, one.rung) for one in found] == [("n1", "L2")]
+
+    def test_a_sweep_whose_submit_lines_differ_is_one_application(self):
+        correlator, _ = played([attempt(job, name=f"sweep-{job}", submit=f"{job:x}") for job in range(50)])
+        assert len(correlator.state.applications) == 1
 
     def test_a_hard_event_through_which_a_job_went_on_says_little(self):
         event = Event(NOW + 2 * HOUR, "n1", 0, "xid", "79")

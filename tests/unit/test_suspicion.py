@@ -137,17 +137,20 @@ class TestRungs:
         correlator = after(*(job(one, one * 2, "ann") for one in range(40)))
         assert all(one.rung in ("", "L2") for one in correlator.suspicions(NOW + 80 * DAY, 0.01))
 
-    def test_soft_evidence_of_many_tests_and_returns_a_node_only_when_chance_is_excluded(self):
-        busy = [job(5000 + one, one / 50, f"u{one % 9}", "COMPLETED", f"n{2 + one % 30}") for one in range(600)]
+    def test_soft_evidence_of_many_users_whose_programs_complete_elsewhere_tests_deeply_and_never_more(self):
+        busy = [job(5000 + one, one / 50, f"u{one % 12}", "COMPLETED", f"n{2 + one % 30}") for one in range(600)]
         failures = [job(one, one / 2, f"u{one}") for one in range(12)]
         few = after(*busy, *failures[:4]).suspicions(NOW + 12 * DAY)
         many = after(*busy, *failures).suspicions(NOW + 12 * DAY)
         assert few[0].rung in ("L2", "L3", "L4")
-        assert (many[0].node, many[0].rung) == ("n1", "RMA")
+        assert (many[0].node, many[0].rung) == ("n1", "L4")
+        course = after(*busy, *(one._replace(user=f"new-{one.user}") for one in failures)).suspicions(NOW + 12 * DAY)
+        assert (course[0].node, course[0].rung) == ("n1", "L2")
         assert any("12 applications failed here unexplained" in term for term in many[0].terms)
 
     def test_a_wave_of_suspects_is_tested_lightly(self):
-        quiet = [job(5000 + one, one / 300, f"u{one % 9}", "COMPLETED", f"n{one % 60}") for one in range(600)]
+        names = [f"v{round}{one}" for round in range(12) for one in range(20)]
+        quiet = [job(5000 + one, one / 300, names[one % 240], "COMPLETED", f"n{30 + one % 29}") for one in range(600)]
         wave = [
             job(9000 + 60 * round + one, 3 + 3 * round + one / 60, f"v{round}{one % 20}", node=f"n{one}")
             for round in range(12)
