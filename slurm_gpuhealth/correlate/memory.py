@@ -29,7 +29,8 @@ def keep(node: NodeState, event: Event, kind: str, strength: float, horizon: flo
             node.events[place] = one._replace(time=min(one.time, time), until=max(one.until, time))
             return True
     node.events.append(Incident(time, time, event.gpu, kind, strength, code, node.days, node.jobs))
-    node.events.sort(key=lambda one: (one.time, one.code, str(one.gpu)))
+    if len(node.events) > 1 and node.events[-2].time >= time:
+        node.events.sort(key=lambda one: (one.time, one.code, str(one.gpu)))
     if len(node.events) > EVENTS or node.events[0].until < time - 2 * horizon:
         node.events[:] = [one for one in node.events if one.until >= time - 2 * horizon][-EVENTS:]
     return True

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 COUNTED = ("hard", "weak", "link")  # events that say something of the node by themselves
 HARMLESS = 0.15  # what is left of a hard event through which a job went on, and completed
+STEP = 8  # items between two places from which a node's evidence can be worked out again
 TRIFLE = 0.001  # what moves a node's probabilities by less is not worked out
 REPEATED = 7 * DAY  # a contained error is harmless, the third on a GPU within a week is not
 
@@ -203,7 +204,7 @@ class Tally:
         """What is known with it; None: not worked out yet."""
         self.items: list[Item] = []
         self.marks: list[tuple[Group | None, At, At | None, int]] = []
-        """For each item `last`, `before`, `known` and the length of `closed` as they were without it."""
+        """Before each STEP-th item: `last`, `before`, `known` and the length of `closed`."""
 
     def add(self, item: Item) -> bool:
         """False where `item` is older than what was added before."""
@@ -211,8 +212,9 @@ class Tally:
         if last and item.end < last.until:
             return False
         before = self.now()
+        if len(self.items) % STEP == 0:
+            self.marks.append((last, self.before, before, len(self.closed)))
         self.items.append(item)
-        self.marks.append((last, self.before, before, len(self.closed)))
         self.known = None
         if last and _same_incident(last, item, self.settings):
             stronger = max(item.weights) > max(last.weights)
@@ -242,7 +244,9 @@ class Tally:
             one.what == without.key if one.start is not None else without.start <= one.end <= without.end
             for one in self.items
         ]
-        first = out.index(True) if True in out else len(out)
+        if True not in out:
+            return self
+        first = out.index(True)
         tally = self._until(first)
         for item, left_out in zip(self.items[first:], out[first:]):
             if not left_out:
@@ -252,25 +256,25 @@ class Tally:
     def replace(self, key: str, item: Item | None) -> bool:
         """Put a job's item in the place of its old one; False where that can't be done."""
         place = next((at for at, one in enumerate(self.items) if one.what == key and one.start is not None), None)
-        if place is None or (item and item.end != self.items[place].end):
+        if place is None or not self.marks or (item and item.end != self.items[place].end):
             return False
         tally = self._until(place)
         for one in ([item] if item else []) + self.items[place + 1 :]:
             tally.add(one)
-        tally.items, tally.marks = self.items[:place] + tally.items, self.marks[:place] + tally.marks
+        kept = place // STEP
+        tally.items, tally.marks = self.items[: kept * STEP] + tally.items, self.marks[:kept] + tally.marks
         self.__dict__ = tally.__dict__
         return True
 
     def _until(self, place: int) -> Tally:
-        """As it was before that item; without the items and marks of that time."""
+        """As it was before that item; its own items and marks begin at the last mark."""
         tally = Tally(self.grid, self.settings, [], 0.0)
-        if place == len(self.items):
-            last, before, known, closed = self.last, self.before, self.known, len(self.closed)
-        else:
-            last, before, known, closed = self.marks[place]
+        step = min(place // STEP, len(self.marks) - 1)
+        tally.last, tally.before, tally.known, closed = self.marks[step]
         for group in self.closed[:closed]:
             tally._close(group)
-        tally.last, tally.before, tally.known = last, before, known
+        for item in self.items[step * STEP : place]:
+            tally.add(item)
         return tally
 
     def at(self, time: float, days: float, jobs: float) -> list[float]:

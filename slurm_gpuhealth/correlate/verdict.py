@@ -299,9 +299,8 @@ def _held_back(masses: Mapping[str, float]) -> dict[str, float]:
 
 
 def _verdict(case: Case, masses: Mapping[str, float], blame: Mapping[str, float], signs: Mapping[str, Sign]) -> Verdict:
-    likeliest = max(masses, key=lambda cause: (masses[cause], cause))
-    confidence = masses[likeliest]
-    first = max(blame, key=lambda node: (blame[node], node), default=None)
+    confidence, likeliest = max(zip(masses.values(), masses))
+    first = max(zip(blame.values(), blame))[1] if blame else None
     total = sum(blame.values())
     named = first is not None and blame[first] >= 0.5 * total
     sign = signs.get(first) if first else None

@@ -7,12 +7,15 @@ import random
 
 import pytest
 
+from slurm_gpuhealth.correlate import suspicion
 from slurm_gpuhealth.correlate.engine import AppState, Correlator, FleetState, NodeState, State
 from slurm_gpuhealth.correlate.model import Attempt, Event, Reading
+from slurm_gpuhealth.correlate.weights import grid
 from slurm_gpuhealth.settings import Suspicion
 
 NOW = 1_760_000_000.0
 HOUR = 3600.0
+CLOSE = 3 * suspicion.TRIFLE
 
 
 def attempt(job, user="ann", state="FAILED", nodes=("n1",), start=None, hours=1.0, name="train", **more):
@@ -137,6 +140,27 @@ class TestMetamorphic:
         for hours in (0.1, 6, 48, 200):
             correlator, _ = played([attempt(1, nodes=[f"n{one}" for one in range(64)], hours=hours)])
             assert max(levels(correlator, NOW + 300 * HOUR).values()) < 0.05
+
+
+def test_what_is_worked_out_step_by_step_is_what_is_worked_out_anew():
+    """The evidence of a node as it is kept: with what came late, was judged again, or is left out for once."""
+    items = history(3)
+    late = [items.pop(place) for place in range(len(items) - 1, 0, -9)]
+    correlator, _ = played([*items, *late])
+    s, g = Suspicion(), grid(Suspicion())
+    seen = 0
+    for node in correlator.state.nodes.values():
+        now = node.records and max(one.end for one in node.records.values())
+        kept = suspicion.tally_of(node, g, s).at(now, node.days, node.jobs)
+        anew = suspicion._anew(node, g, s, None).at(now, node.days, node.jobs)
+        assert kept == pytest.approx(anew, abs=CLOSE)
+        for key, record in node.records.items():
+            without = suspicion.Without(key, record.start - s.before, record.end + s.after)
+            kept = suspicion.tally_of(node, g, s, without).at(now, node.days, node.jobs)
+            anew = suspicion._anew(node, g, s, without).at(now, node.days, node.jobs)
+            assert kept == pytest.approx(anew, abs=CLOSE)
+            seen += 1
+    assert seen > 80
 
 
 class TestEvidence:
