@@ -1,62 +1,26 @@
-"""How likely a node is of each level: its evidence, taken together. Pure: from a node's state to numbers and sentences.
-
-A node changes its level now and then (half are at their prior again after `half_life`), and from each level it fails at
-that level's rate. So the probabilities are carried forward from incident to incident, as in a hidden Markov model:
-
-    between incidents   the level's own failures did not happen: exp(-hazard * days in jobs) * (1 - start) ^ jobs, and
-                        some nodes have become bad, or good again
-    an incident         times the likelihood of what was seen
-
-One failure of the node shows in many ways, an Xid, a job, another job: they are one incident, and its strongest
-evidence counts. What one user's jobs say again within days counts less and less: it is the word of other users that
-makes a node suspect.
-"""
+"""How likely a node is of each level: its evidence, taken together (tally.py). From a node's state to numbers."""
 
 from __future__ import annotations
 
 import math
 from math import exp
-from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from slurm_gpuhealth.correlate.tally import BY_END, Group, Item, Tally, Without
 from slurm_gpuhealth.correlate.weights import DAY, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from slurm_gpuhealth.correlate.model import GpuName
-    from slurm_gpuhealth.correlate.state import Incident, NodeState, Record, Weights
+    from slurm_gpuhealth.correlate.state import Incident, NodeState, Record
     from slurm_gpuhealth.correlate.weights import Grid
     from slurm_gpuhealth.settings import Suspicion
 
 COUNTED = ("hard", "weak", "link")  # events that say something of the node by themselves
 HARMLESS = 0.15  # what is left of a hard event through which a job went on, and completed
-STEP = 8  # items between two places from which a node's evidence can be worked out again
 TRIFLE = 0.001  # what moves a node's probabilities by less is not worked out
 REPEATED = 7 * DAY  # a contained error is harmless, the third on a GPU within a week is not
-
-
-class Without(NamedTuple):
-    """A case, and the time whose events it has for itself."""
-
-    key: str
-    start: float
-    end: float
-
-
-class Group(NamedTuple):
-    """One failure of a node, however often it was seen."""
-
-    time: float
-    until: float
-    weights: Weights
-    share: float
-    """How much of it counts."""
-    user: str
-    hard: bool
-    gpu: GpuName | None
-    what: str
-    """The case, or the event's code."""
 
 
 def levels(node: NodeState, time: float, grid: Grid, s: Suspicion, without: Without | None = None) -> list[float]:
@@ -161,172 +125,6 @@ def put(node: NodeState, key: str, old: Record | None) -> None:
     tally, item = node._tally, item_of(node.records[key], key)
     if tally and not (tally.replace(key, item) if old and old.weights else item is None or tally.add(item)):
         node.touched()
-
-
-class Item(NamedTuple):
-    """One piece of evidence: a job (`start` is known) or an event."""
-
-    start: float | None
-    end: float
-    weights: Weights
-    user: str
-    hard: bool
-    gpu: GpuName | None
-    what: str
-    days: float
-    """`NodeState.days` and `jobs` at that time."""
-    jobs: float
-
-
-BY_END = itemgetter(Item._fields.index("end"), Item._fields.index("what"))
-
-
-class At(NamedTuple):
-    """The probabilities at a time."""
-
-    levels: list[float]
-    time: float
-    days: float
-    jobs: float
-
-
-class Tally:
-    """Evidence in the order of its time, incident by incident."""
-
-    def __init__(self, grid: Grid, s: Suspicion, prior: list[float], since: float) -> None:
-        self.grid, self.settings = grid, s
-        self.closed: list[Group] = []
-        self.last: Group | None = None
-        self.load: dict[str, tuple[float, float]] = {}
-        self.before = At(prior, since, 0.0, 0.0)
-        """What was known without the last incident."""
-        self.known: At | None = self.before
-        """What is known with it; None: not worked out yet."""
-        self.items: list[Item] = []
-        self.marks: list[tuple[Group | None, At, At | None, int]] = []
-        """Before each STEP-th item: `last`, `before`, `known` and the length of `closed`."""
-
-    def add(self, item: Item) -> bool:
-        """False where `item` is older than what was added before."""
-        last = self.last
-        if last and item.end < last.until:
-            return False
-        before = self.now()
-        if len(self.items) % STEP == 0:
-            self.marks.append((last, self.before, before, len(self.closed)))
-        self.items.append(item)
-        self.known = None
-        if last and _same_incident(last, item, self.settings):
-            stronger = max(item.weights) > max(last.weights)
-            self.last = last._replace(
-                until=item.end,
-                weights=item.weights if stronger else last.weights,
-                user=item.user if stronger and item.user else last.user,
-                hard=last.hard or item.hard,
-                gpu=last.gpu if last.gpu is not None else item.gpu,
-                what=item.what if stronger else last.what,
-            )
-            return True
-        if last:
-            self._close(self.counted())
-        self.last = Group(item.end, item.end, item.weights, 1.0, item.user, item.hard, item.gpu, item.what)
-        self.before = self._carried(before, item.end, item.days, item.jobs)
-        return True
-
-    def _close(self, group: Group) -> None:
-        self.closed.append(group)
-        if group.user and not group.hard:
-            self.load[group.user] = (group.time, self._load(group) + 1)
-
-    def branch(self, without: Without) -> Tally:
-        """The same without that case, and without the events of its time."""
-        out = [
-            one.what == without.key if one.start is not None else without.start <= one.end <= without.end
-            for one in self.items
-        ]
-        if True not in out:
-            return self
-        first = out.index(True)
-        tally = self._until(first)
-        for item, left_out in zip(self.items[first:], out[first:]):
-            if not left_out:
-                tally.add(item)
-        return tally
-
-    def replace(self, key: str, item: Item | None) -> bool:
-        """Put a job's item in the place of its old one; False where that can't be done."""
-        place = next((at for at, one in enumerate(self.items) if one.what == key and one.start is not None), None)
-        if place is None or not self.marks or (item and item.end != self.items[place].end):
-            return False
-        tally = self._until(place)
-        for one in ([item] if item else []) + self.items[place + 1 :]:
-            tally.add(one)
-        kept = place // STEP
-        tally.items, tally.marks = self.items[: kept * STEP] + tally.items, self.marks[:kept] + tally.marks
-        self.__dict__ = tally.__dict__
-        return True
-
-    def _until(self, place: int) -> Tally:
-        """As it was before that item; its own items and marks begin at the last mark."""
-        tally = Tally(self.grid, self.settings, [], 0.0)
-        step = min(place // STEP, len(self.marks) - 1)
-        tally.last, tally.before, tally.known, closed = self.marks[step]
-        for group in self.closed[:closed]:
-            tally._close(group)
-        for item in self.items[step * STEP : place]:
-            tally.add(item)
-        return tally
-
-    def at(self, time: float, days: float, jobs: float) -> list[float]:
-        return self._drifted(self.now(), time, days, jobs)
-
-    def now(self) -> At:
-        """After the last incident."""
-        if self.known is None:
-            counted, start = self.counted(), self.before
-            share = counted.share
-            levels = [one * exp(share * said) for one, said in zip(start.levels, counted.weights)]
-            total = sum(levels)
-            self.known = At([one / total for one in levels], counted.until, start.days, start.jobs)
-        return self.known
-
-    def _carried(self, start: At, time: float, days: float, jobs: float) -> At:
-        levels = self._drifted(start, time, days, jobs)
-        return At(levels, max(time, start.time), max(days, start.days), max(jobs, start.jobs))
-
-    def _drifted(self, start: At, time: float, days: float, jobs: float) -> list[float]:
-        """To a later time, through the days and jobs in between, in which nothing happened; not yet adding up to 1."""
-        levels, since, past, had = start
-        span = (time - since) * self.grid.change if 0 < since < time else 0.0
-        more, runs = days - past if days > past else 0.0, jobs - had if jobs > had else 0.0
-        if not (span or more or runs):
-            return levels
-        return [
-            one * (stays := exp(-rate)) + prior * span * (1 - stays) / rate
-            for one, (prior, worse, survive) in zip(levels, self.grid.drift)
-            if (rate := span + worse * more - survive * runs + 1e-12)
-        ]
-
-    def counted(self) -> Group:
-        """The last incident, with the share that counts."""
-        last = self.last
-        assert last is not None  # noqa: S101 - callers have looked
-        if not last.user or last.hard or last.user not in self.load:
-            return last
-        return last._replace(share=0.5 ** self._load(last))
-
-    def _load(self, group: Group) -> float:
-        when, much = self.load.get(group.user, (group.time, 0.0))
-        return much * float(2.0 ** (-(group.time - when) / self.settings.same_user))
-
-
-def _same_incident(last: Group, item: Item, s: Suspicion) -> bool:
-    """An event joins what came shortly before; a job that already ran then, what ended it, or what it has claimed."""
-    if item.start is None:
-        return item.end - last.until <= s.storm
-    if item.hard:
-        return item.start - s.before <= last.until
-    return item.start < last.until and item.end - last.until <= s.incident
 
 
 def item_of(record: Record, key: str) -> Item | None:

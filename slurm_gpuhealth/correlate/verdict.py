@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from slurm_gpuhealth.correlate import suspicion, terms
 from slurm_gpuhealth.correlate.model import Verdict
 from slurm_gpuhealth.correlate.state import NodeState
+from slurm_gpuhealth.correlate.tally import Without
 from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY, grid, growth, rows, same_gpu
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, expl
     where = _named(case, s)
     g, nodes = grid(s), state.nodes.get
     chances = Chances(days, g)
-    apart = suspicion.Without(key, attempt.start - s.before, attempt.end + s.after)
+    apart = Without(key, attempt.start - s.before, attempt.end + s.after)
     for node in attempt.nodes:
         sign = signs.get(node)
         ratio = where.get(node, where.get("", 1.0)) * (sign.ratio if sign else 1 - s.seen_by_xid * 0.5 if known else 1)

@@ -10,6 +10,7 @@ import pytest
 from slurm_gpuhealth.correlate import suspicion
 from slurm_gpuhealth.correlate.engine import AppState, Correlator, FleetState, NodeState, State
 from slurm_gpuhealth.correlate.model import Attempt, Event, Reading
+from slurm_gpuhealth.correlate.tally import Without
 from slurm_gpuhealth.correlate.weights import grid
 from slurm_gpuhealth.settings import Suspicion
 
@@ -155,7 +156,7 @@ def test_what_is_worked_out_step_by_step_is_what_is_worked_out_anew():
         anew = suspicion._anew(node, g, s, None).at(now, node.days, node.jobs)
         assert kept == pytest.approx(anew, abs=CLOSE)
         for key, record in node.records.items():
-            without = suspicion.Without(key, record.start - s.before, record.end + s.after)
+            without = Without(key, record.start - s.before, record.end + s.after)
             kept = suspicion.tally_of(node, g, s, without).at(now, node.days, node.jobs)
             anew = suspicion._anew(node, g, s, without).at(now, node.days, node.jobs)
             assert kept == pytest.approx(anew, abs=CLOSE)
