@@ -39,7 +39,7 @@ def replay(node: str, jobs: str, events: str, topology: str | None, every: float
         leaves = history.topology(topology) if topology else {}
         correlator = Correlator(_settings(node).suspicion, leaves, explained=False)
         show = _Json() if as_json else _Table()
-        for one in history.run(jobs, events, correlator, every):
+        for one in history.run(jobs, events, correlator, every, 0.005 if as_json else 0.05):
             show.add(one)
         show.end()
     except history.HistoryError as error:

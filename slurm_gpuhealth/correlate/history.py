@@ -49,9 +49,11 @@ class Index(NamedTuple):
     sorted: bool
 
 
-def run(jobs: str, events: str, correlator: Correlator, every: float | None = None) -> Iterator[Verdict | Suspicion]:
-    """The verdicts, each when `horizon` has passed and nothing can change it, or at the end; suspicions each `every`
-    seconds of recorded time and at the end. Raises HistoryError."""
+def run(
+    jobs: str, events: str, correlator: Correlator, every: float | None = None, above: float = 0.05
+) -> Iterator[Verdict | Suspicion]:
+    """The verdicts, each when `horizon` has passed and nothing can change it, or at the end; suspicions above `above`
+    each `every` seconds of recorded time and at the end. Raises HistoryError."""
     horizon = correlator.settings.horizon
     waiting: dict[tuple[int, int], Verdict] = {}
     ends: deque[tuple[float, tuple[int, int]]] = deque()
@@ -61,7 +63,7 @@ def run(jobs: str, events: str, correlator: Correlator, every: float | None = No
             due = now + (every or float("inf"))
         while now >= due:
             _rescored(correlator, waiting)
-            yield from correlator.suspicions(due)
+            yield from correlator.suspicions(due, above)
             due += every or float("inf")
         if isinstance(one, Event):
             correlator.event(one)
@@ -79,7 +81,7 @@ def run(jobs: str, events: str, correlator: Correlator, every: float | None = No
                 yield from [old] if old else []
     _rescored(correlator, waiting)
     yield from waiting.values()
-    yield from correlator.suspicions(now) if now is not None else []
+    yield from correlator.suspicions(now, above) if now is not None else []
 
 
 def _rescored(correlator: Correlator, waiting: dict[tuple[int, int], Verdict]) -> None:

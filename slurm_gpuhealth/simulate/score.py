@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.simulate.cases import Case
 
 OURS = "ours"
-THRESHOLDS = tuple(step / 100 for step in (1, 2, 3, 4, 5, 6, 8, *range(10, 100, 2), 95, 99))
+THRESHOLDS = tuple(step / 100 for step in (0.2, 0.4, 0.6, 1, 2, 3, 4, 5, 6, 8, *range(10, 100, 2), 95, 99))
 POLICIES = (*RIVALS, OURS)
 ONE_OFF = 14 * DAY
 """A flag this long after a true fault of a good node is a one-off: a test was right, a repair is not."""
@@ -118,7 +118,7 @@ def seed(case: Case, policies: tuple[str, ...], logs: bool, number: int) -> Coun
 
 def count_ours(counted: Counter[tuple[str, ...]], world: World, watched: Watched) -> None:
     for threshold in THRESHOLDS:
-        _flags(counted, world, f"{OURS} p>{threshold:.2f}", watched.flags(threshold))
+        _flags(counted, world, f"{OURS} p>{threshold:.{2 if threshold >= 0.01 else 3}f}", watched.flags(threshold))
     for said, node, when in watched.sampled:
         _predict(counted, "suspicion", said, world.lemon(node, when))
     for key, verdict in watched.last.items():
