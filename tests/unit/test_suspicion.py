@@ -148,6 +148,12 @@ class TestRungs:
         assert (course[0].node, course[0].rung) == ("n1", "L2")
         assert any("12 applications failed here unexplained" in term for term in many[0].terms)
 
+    def test_three_users_whose_logs_speak_of_hardware_and_whose_programs_complete_elsewhere_are_enough(self):
+        fine = [job(100 + one, one / 90, f"u{one % 3}", "COMPLETED", f"n{3 + one % 2}") for one in range(6)]
+        died = [job(one, 1 + one / 900, f"u{one}", hours=0.001, log_class="hardware") for one in range(3)]
+        found = after(*fine, *died).suspicions(NOW + 1.1 * DAY)
+        assert [(one.node, one.rung) for one in found] == [("n1", "L4")]
+
     def test_a_wave_of_suspects_is_tested_lightly(self):
         names = [f"v{round}{one}" for round in range(12) for one in range(20)]
         quiet = [job(5000 + one, one / 300, names[one % 240], "COMPLETED", f"n{30 + one % 29}") for one in range(600)]
