@@ -221,6 +221,7 @@ class Correlator:
     def _look_around(self, case: Case) -> None:
         """What fails at the same time is forgotten after hours; that it did is not."""
         if not fleet.unexplained(case) or case.attempt.state in STATES:
+            case.shared, case.leaves = 0.0, ()  # its log has come since, and says why it failed
             return
         case.shared = max(case.shared, fleet.surge(self.state.fleet, case))
         s, widths = self.settings, self.leaves.width
