@@ -164,12 +164,15 @@ def judge(
         until = now - settings.correlate.settle
         verdicts: dict[tuple[int, int], Verdict] = {}
         again: dict[tuple[int, int], Verdict] = {}
+        judged_before = _judged_before(db, until)
         late = list(_late(db, state, int(begin or 0), int(position)))
         new: list[Iterable[Attempt | Event]] = [sorted(events, key=_when), late, _attempts(db, until)]
         for one in merge(*new, key=_when):
             if isinstance(one, Event):
                 correlator.event(one)
                 continue
+            if _key(one) in judged_before and one.end < state.fleet.last and not _known(state, one):
+                continue  # a row of long ago was corrected: it would be counted twice, and keeps its verdict
             again |= _by_attempt(correlator.rescored())
             if verdict := correlator.attempt(one):
                 verdicts[_key(one)] = verdict
@@ -219,6 +222,20 @@ def _attempts(db: sql.Connection, until: float) -> Iterator[Attempt]:
         .order_by(table.c.end, table.c.job, table.c.attempt)
     )
     return accounting.join(db, map(accounting.attempt_of, rows.mappings()))
+
+
+def _judged_before(db: sql.Connection, until: float) -> set[tuple[int, int]]:
+    """Those of `_attempts` that have a verdict: their rows have changed since."""
+    table, verdict = schema.attempt, schema.verdict
+    same = [verdict.c[name] == table.c[name] for name in ("cluster", "job", "attempt")]
+    found = db.execute(sql.select(table.c.job, table.c.attempt).join(verdict, sql.and_(*same)).where(*_unfed(until)))
+    return {(job, attempt) for job, attempt in found}
+
+
+def _known(state: State, one: Attempt) -> bool:
+    """Whether the correlator still knows the attempt."""
+    home = state.nodes.get(one.nodes[0]) if one.nodes else None
+    return home is not None and f"{one.job}.{one.attempt}" in home.seen
 
 
 def _late(db: sql.Connection, state: State, begin: int, end: int) -> Iterator[Attempt]:

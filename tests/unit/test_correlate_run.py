@@ -107,6 +107,24 @@ def test_a_job_that_was_judged_and_put_back_into_the_queue_keeps_its_verdict(giv
     assert [row["cause"] for row in rows(engine, schema.verdict)] == ["node"]
 
 
+def test_a_row_that_is_corrected_when_its_attempt_is_forgotten_is_not_counted_again(given, engine):
+    add(engine, schema.attempt, **ATTEMPT)
+    run.judge(engine, given, {}, NOW)
+    for job in range(100, 260):  # so many on that node that it forgets which it has seen
+        add(engine, schema.attempt, **{**ATTEMPT, "job": job, "end": NOW - 3000 + job, "state": "COMPLETED"})
+    run.judge(engine, given, {}, NOW + 60)
+
+    def counted():
+        return {row["key"]: row["data"] for row in rows(engine, schema.state)}
+
+    before = counted()
+    with engine.begin() as db:
+        db.execute(sql.update(schema.attempt).where(schema.attempt.c.job == 7).values(exit_code=2, fed=None))
+    assert run.judge(engine, given, {}, NOW + 120)[:2] == ([], [])
+    assert counted() == before
+    assert rows(engine, schema.verdict)[0]["cause"] == "application"
+
+
 def test_killed_before_the_end_nothing_has_happened_and_the_next_run_does_it(given, engine, monkeypatch):
     add(engine, schema.attempt, **ATTEMPT)
     see(engine)
