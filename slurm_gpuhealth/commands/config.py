@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 
 import click
@@ -81,6 +82,9 @@ def show(node: str | None, as_json: bool) -> None:
         click.echo(f"{dotted(where)} = {written(kind, value)}  # {origin}")
 
 
+PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
+
+
 def _fields(value: Any, where: Path = ()) -> Iterator[tuple[Path, str, Any]]:
     """Each setting as (place, kind, value); rows of the policy are one each."""
     for key, kind in type(value).__annotations__.items():
@@ -94,7 +98,7 @@ def _fields(value: Any, where: Path = ()) -> Iterator[tuple[Path, str, Any]]:
                 else:
                     yield from _fields(row, (*where, key, index))
         else:
-            yield (*where, key), kind, one
+            yield (*where, key), kind, PASSWORD.sub(r"\1***@", one) if isinstance(one, str) else one
 
 
 def _origin(where: Path, lines: dict[Path, int], path: str, own: int) -> str:
