@@ -93,9 +93,7 @@ def _last_test(node: NodeState) -> str:
 
 def _unexplained(node: NodeState, time: float, s: settings.Suspicion) -> list[Record]:
     return [
-        one
-        for one in node.records.values()
-        if (one.unexplained or one.blame >= 0.5) and one.end >= time - s.horizon
+        one for one in node.records.values() if (one.unexplained or one.blame >= 0.5) and one.end >= time - s.horizon
     ]
 
 

@@ -111,7 +111,7 @@ def test_a_broken_configuration_is_not_shown_as_if_it_were_in_force(gpuhealth):
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_a_password_in_the_stores_address_is_not_shown(gpuhealth, options):
-    text = '[store]\nurl = "postgresql://ctl:s3cret@db:5432/health"\ndatabase = ""\n'
+    text = '[store]\nurl = "postgresql://ctl:s3cret@db:5432/health"\n'
     code, output = gpuhealth(text, "show", *options)
     assert (code, "s3cret" in output) == (0, False)
     assert "postgresql://ctl:***@db:5432/health" in output
