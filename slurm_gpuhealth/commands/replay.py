@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,7 +57,7 @@ def _settings(node: str) -> Settings:
 
 class _Json:
     def add(self, one: Verdict | Suspicion) -> None:
-        click.echo(json.dumps(printed(one)))
+        sys.stdout.write(f"{json.dumps(printed(one))}\n")  # click.echo would flush each of a million
 
     def end(self) -> None:
         pass
