@@ -111,10 +111,13 @@ def test_a_bad_gpu_is_named_with_its_test_dcgms_error_and_what_to_do(lab):
     assert "L3 fail: GPU5 memory" in err
     assert "GPU5 L4 fail" in lab.reason("n2")
     assert "next=RMA" in lab.reason("n2")
-    past = lab.gpuhealth("n2", "ladder", "n2")
-    rows = [line.split() for line in past.splitlines() if line[:2] == "20"]
-    assert [row[2] for row in rows if row[3] == "fail"] == ["L3", "L4", "RMA"]
-    assert "dcgm:memory GPU5" in past
+
+    def failed():
+        past = lab.gpuhealth("n2", "ladder", "n2")
+        rows = [line.split() for line in past.splitlines() if line[:2] == "20"]
+        return "dcgm:memory GPU5" in past and [row[2] for row in rows if row[3] == "fail"]
+
+    until(lambda: failed() == ["L3", "L4", "RMA"], "the row of the RMA, which follows its reason", 20)
 
 
 @pytest.mark.parametrize(

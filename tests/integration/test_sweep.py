@@ -85,7 +85,7 @@ def test_nodes_sweep_one_at_a_time_and_come_back(lab):
 def test_a_pending_job_that_could_start_there_comes_first(lab):
     for node in lab.names:
         is_due(lab, node)
-    first = lab.submit("sleep 60", gres="gpu:4", nodelist="n1")
+    first = lab.submit("sleep 600", gres="gpu:4", nodelist="n1")
     lab.wait(first, "RUNNING")
     waits = lab.submit("sleep 1", gres="gpu:4", nodelist="n1")
     until(lambda: lab.job(waits)["Reason"] in ("Resources", "Priority"), "a job that waits for GPUs")
@@ -94,6 +94,7 @@ def test_a_pending_job_that_could_start_there_comes_first(lab):
     time.sleep(8)
     assert [lab.state(node) for node in ("n2", "n3")] == ["IDLE", "IDLE"]
     assert [steps(lab, node) for node in lab.names] == [[], [], []]
+    lab.run("scancel", str(waits), str(first))
 
 
 def test_a_job_that_is_held_is_in_nobodys_way_and_a_fault_that_the_sweep_finds_stays(lab):
