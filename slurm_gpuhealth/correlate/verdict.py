@@ -117,12 +117,14 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, expl
     hard = frozenset(node for node, sign in signs.items() if sign.hard and not sign.foreign)
     if attempt.state == "NODE_FAIL" and attempt.failed_node:
         hard |= {attempt.failed_node} & set(attempt.nodes)
-    if case.kind == "application" and not case.hosts and not any(sign.ratio > 1 for sign in signs.values()):
+    own = masses["application"]
+    told_of = case.hosts or attempt.state == "NODE_FAIL" or any(sign.ratio > 1 for sign in signs.values())
+    if case.kind == "application" and not told_of:
         masses = _held_back(masses)
     verdict = _verdict(case, masses, blame, signs)
     if explained:
         verdict = terms.explain(verdict, case, state, row, signs, where, again, s)
-    return Judged(verdict, masses["application"], weights, hard)
+    return Judged(verdict, own, weights, hard)
 
 
 NEW = NodeState()

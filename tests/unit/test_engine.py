@@ -251,6 +251,10 @@ class TestEvidence:
         found = correlator.suspicions(course[-1].end, 0.3)
         assert [(one.node, one.rung) for one in found] == [("n1", "L2")]
 
+    def test_where_slurm_names_the_node_a_traceback_in_the_log_does_not_excuse_it(self):
+        _, verdicts = played([attempt(1, state="NODE_FAIL", hours=20, failed_node="n1", log_class="application")])
+        assert (verdicts[1].cause, verdicts[1].node) == ("node", "n1")
+
     def test_a_sweep_whose_submit_lines_differ_is_one_application(self):
         correlator, _ = played([attempt(job, name=f"sweep-{job}", submit=f"{job:x}") for job in range(50)])
         assert len(correlator.state.applications) == 1
