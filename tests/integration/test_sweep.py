@@ -83,12 +83,12 @@ def test_nodes_sweep_one_at_a_time_and_come_back(lab):
 
 
 def test_a_pending_job_that_could_start_there_comes_first(lab):
-    for node in lab.names:
-        is_due(lab, node)
     first = lab.submit("sleep 600", gres="gpu:4", nodelist="n1")
     lab.wait(first, "RUNNING")
     waits = lab.submit("sleep 1", gres="gpu:4", nodelist="n1")
     until(lambda: lab.job(waits)["Reason"] in ("Resources", "Priority"), "a job that waits for GPUs")
+    for node in lab.names:  # only now: a check that read the configuration of the test before may still run
+        is_due(lab, node)
     lab.configure(SWEEP)
     until(lambda: all(lab.journal(node, "sweep", {}).get("asked") for node in ("n2", "n3")), "both have asked", 60)
     time.sleep(8)
@@ -98,10 +98,10 @@ def test_a_pending_job_that_could_start_there_comes_first(lab):
 
 
 def test_a_job_that_is_held_is_in_nobodys_way_and_a_fault_that_the_sweep_finds_stays(lab):
-    for node in lab.names:
-        is_due(lab, node)
     lab.submit("sleep 1", hold=True)
     lab.inject("n2", "dcgm", "memory", 45, "--gpu", 1, "--level", 2)
+    for node in lab.names:
+        is_due(lab, node)
     lab.configure(SWEEP)
 
     def found():
