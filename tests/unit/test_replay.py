@@ -148,8 +148,17 @@ def test_empty_files_are_no_error(replay):
         ('{"job": 1, "state": "FAILED", "start": 1, "end": "late", "nodes": []}\n', "'end' is 'late'"),
         ('{"job": "x", "state": "FAILED", "start": 1, "end": 1, "nodes": []}\n', "JOBS.jsonl:2: a value of the wrong"),
         (job(end="1.2.3"), "JOBS.jsonl:2: not JSON"),
-        (job(end="1e999"), "JOBS.jsonl:2: a value of the wrong kind: inf"),
-        (job(end="1760000000000"), "JOBS.jsonl:2: a value of the wrong kind: 1.76e+12 are not the seconds since 1970"),
+        (job(end="1e999"), "JOBS.jsonl:2: a value of the wrong kind: 'end': inf"),
+        (
+            job(end="1760000000000"),
+            "JOBS.jsonl:2: a value of the wrong kind: 'end': 1.76e+12 are not the seconds since",
+        ),
+        (job(job='"1234_5"'), "'job' is '1234_5', where a whole number belongs"),
+        (job(job="true"), "'job' is 'True', where a whole number belongs"),
+        (job(exit_code='"1:0"'), "'exit_code' is '1:0', where a whole number belongs"),
+        (job(state='["COMPLETED"]'), "'state' is \"['COMPLETED']\", where Slurm's word belongs"),
+        (job(state='""'), "'state' is '', where Slurm's word belongs"),
+        (job(nodes='[["n1"]]'), "\"['n1']\", where a name belongs"),
         (job(job="1e999"), "JOBS.jsonl:2: a value of the wrong"),
         (job(nodes='"n1"'), "JOBS.jsonl:2: a value of the wrong kind: 'n1', where a list belongs"),
         (job(log="5"), "JOBS.jsonl:2: a value of the wrong kind: '5', where a text belongs"),
@@ -169,6 +178,23 @@ def test_an_event_that_would_end_the_engine_is_named(replay, more):
     result = replay([], ['{"node": "n1", "source": "test", "code": "L3", ' + more + "}\n"], "--every", "86400")
     assert result.exit_code == 1
     assert "EVENTS.jsonl:1: a value of the wrong kind" in result.output
+
+
+@pytest.mark.parametrize(
+    "detail", ['{"passed": "false"}', '{"level": 7, "passed": true}', '{"level": "²", "passed": true}']
+)
+def test_a_test_of_which_one_cannot_tell_whether_it_passed_is_not_passed_over(replay, detail):
+    result = replay([], ['{"time": 5, "node": "n1", "source": "test", "detail": ' + detail + "}\n"])
+    assert (result.exit_code, "'level' (1 to 4) and 'passed'" in result.output) == (1, True)
+
+
+def test_a_code_of_any_length_is_read(replay):
+    assert replay([], [{"time": 5, "node": "n1", "source": "xid", "code": "9" * 5000}]).exit_code == 0
+
+
+@pytest.mark.parametrize("word", ["COMPLETED", "completed", "COMPLETED+"])
+def test_a_job_that_completed_is_none_that_failed_however_that_is_written(replay, word):
+    assert printed(replay([job(state=json.dumps(word))], [], "--json")) == []
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
