@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import time as clock
 from typing import TYPE_CHECKING
 
 from slurm_gpuhealth.correlate import fleet, suspicion
 from slurm_gpuhealth.correlate.model import Suspicion
-from slurm_gpuhealth.correlate.weights import grid, growth
+from slurm_gpuhealth.correlate.state import State
+from slurm_gpuhealth.correlate.weights import DAY, grid, growth
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from slurm_gpuhealth import settings
-    from slurm_gpuhealth.correlate.state import NodeState, Record, State
+    from slurm_gpuhealth.correlate.state import FleetState, NodeState, Record
 
 WAVE = 0.05  # more of the fleet than this is not suspected by its own fault
 WAVE_LEAST = 4
+SPANS = (1, 3, 7, 28)  # days in which failures that no program explains may have come together
+
+
+NOTHING = State()
 
 
 def suspicions(
@@ -35,8 +41,8 @@ def suspicions(
             continue
         levels = suspicion.levels(node, time, grid(s), s)
         if 1 - levels[0] > above:
-            found.append(of(name, node, time, s))
-            chances[name] = _chance(node, time, s)[0]
+            found.append(of(name, node, time, s, state))
+            chances[name] = _chance(node, time, state, s)[0]
     sure = fleet.discoveries(chances, every, s.false_discoveries)
     soft = [one for one in found if one.p_lemon >= s.l3 and not one.hard]
     wave = len(soft) > max(WAVE_LEAST, WAVE * every)
@@ -44,7 +50,7 @@ def suspicions(
     return sorted(ranked, key=lambda one: (-one.p_lemon, one.node))
 
 
-def of(name: str, node: NodeState, time: float, s: settings.Suspicion) -> Suspicion:
+def of(name: str, node: NodeState, time: float, s: settings.Suspicion, state: State = NOTHING) -> Suspicion:
     """One node's, without the rung, which is the fleet's to decide."""
     g = grid(s)
     levels = suspicion.levels(node, time, g, s)
@@ -71,7 +77,7 @@ def of(name: str, node: NodeState, time: float, s: settings.Suspicion) -> Suspic
         suspicion.tied(groups, time, g),
         (
             f"{observed:.1f} failures are its; a good node would have had {expected:.1f}",
-            *_terms(node, blamed, hard, time, s),
+            *_terms(node, blamed, hard, time, state, s),
         ),
     )
 
@@ -91,25 +97,53 @@ def _last_test(node: NodeState) -> str:
     return f"L{level} {'pass' if passed else 'fail'} {clock.strftime('%Y-%m-%d', clock.gmtime(when))}"
 
 
-def _unexplained(node: NodeState, time: float, s: settings.Suspicion) -> list[Record]:
-    return [
-        one for one in node.records.values() if (one.unexplained or one.blame >= 0.5) and one.end >= time - s.horizon
-    ]
+def _unexplained(node: NodeState, time: float, state: State, s: settings.Suspicion) -> Iterator[Record]:
+    """Failures whose log says nothing, or blames the node; one of the program's own words is no other's witness."""
+    for key, one in node.records.items():
+        if one.end >= time - s.horizon and (one.unexplained or one.blame >= 0.5):
+            home = state.nodes.get(one.home)
+            case = home.cases.get(key) if home else None
+            if case is None or case.kind != "application":
+                yield one
 
 
-def _chance(node: NodeState, time: float, s: settings.Suspicion) -> tuple[float, int, float]:
-    """P(so many applications or more fail here unexplained), how many did, and how many one expects."""
-    count = len({one.application for one in _unexplained(node, time, s)})
-    expected = node.failing / growth(time, s.half_life) + node.exposure / growth(time, s.half_life) * s.hazards[0]
-    return fleet.poisson_tail(count, expected), count, expected
+def _chance(node: NodeState, time: float, state: State, s: settings.Suspicion) -> tuple[float, int, float]:
+    """P(so many applications fail here unexplained within some days, or more), how many did, and how many one expects.
+
+    Of SPANS up to the newest of them the most telling, at the price of having looked at each: a past in which the node
+    was good, and failures that their own logs explain, are no excuse.
+    """
+    failed = sorted(_unexplained(node, time, state, s), key=lambda one: one.end)
+    best = 1.0, len({one.application for one in failed}), 0.0
+    for span in SPANS:
+        first: dict[str, float] = {}  # application → how many jobs the node had had by its first failure in the span
+        for one in failed:
+            if one.end > failed[-1].end - span * DAY:
+                first.setdefault(one.application, one.jobs)
+        count, jobs = len(first), list(first.values()) or [0.0]
+        expected = (max(jobs) - min(jobs)) * _usual(node, time, state.fleet, s)
+        # The stretch begins with a failure: it is those after it that are counted.
+        best = min(best, (min(1.0, len(SPANS) * fleet.poisson_tail(count - 1, expected)), count, expected))
+    return best
 
 
-def _terms(node: NodeState, blamed: list[Record], hard: int, time: float, s: settings.Suspicion) -> list[str]:
+def _usual(node: NodeState, time: float, everywhere: FleetState, s: settings.Suspicion) -> float:
+    """Failures that no log explains, as one expects them of each of the node's jobs."""
+    age = max(1.0, time - node.since)
+    decayed = s.half_life / math.log(2) * -math.expm1(-age / s.half_life * math.log(2)) / age
+    a_job = node.failing / growth(time, s.half_life) / max(1.0, node.jobs * decayed)
+    share = min(1.0, everywhere.unexplained / everywhere.failed) if everywhere.failed > 0 else 1.0
+    return a_job * share + node.days / max(1.0, node.jobs) * s.hazards[0]
+
+
+def _terms(
+    node: NodeState, blamed: list[Record], hard: int, time: float, state: State, s: settings.Suspicion
+) -> list[str]:
     said = []
     if blamed:
         users, apps = {one.user for one in blamed}, {one.application for one in blamed}
         said.append(f"it is blamed for {len(blamed)} failed jobs of {len(users)} users and {len(apps)} applications")
-    chance, count, usual = _chance(node, time, s)
+    chance, count, usual = _chance(node, time, state, s)
     if chance < 0.05:
         said.append(f"{count} applications failed here unexplained; {usual:.1f} expected (chance {chance:.1g})")
     if hard:

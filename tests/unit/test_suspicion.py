@@ -154,6 +154,13 @@ class TestRungs:
         found = after(*fine, *died).suspicions(NOW + 1.1 * DAY)
         assert [(one.node, one.rung) for one in found] == [("n1", "L4")]
 
+    def test_a_long_past_with_the_usual_failures_keeps_no_node_from_its_test(self):
+        past = [job(5000 + one, one / 6, f"u{one % 12}", "COMPLETED", f"n{1 + one % 4}", hours=1) for one in range(480)]
+        past[4::8] = [one._replace(state="FAILED", log_class="application") for one in past[4::8]]
+        died = [job(one, 81 + one / 24, f"u{one % 6}", hours=0.01) for one in range(18)]
+        found = after(*past, *died).suspicions(NOW + 82 * DAY)
+        assert [(one.node, one.rung) for one in found] == [("n1", "L4")]
+
     def test_a_wave_of_suspects_is_tested_lightly(self):
         names = [f"v{round}{one}" for round in range(12) for one in range(20)]
         quiet = [job(5000 + one, one / 300, names[one % 240], "COMPLETED", f"n{30 + one % 29}") for one in range(600)]
