@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from slurm_gpuhealth.correlate import fleet, suspicion
 from slurm_gpuhealth.correlate.model import Suspicion
 from slurm_gpuhealth.correlate.state import State
+from slurm_gpuhealth.correlate.verdict import STATES
 from slurm_gpuhealth.correlate.weights import DAY, grid, growth
 
 if TYPE_CHECKING:
@@ -98,12 +99,12 @@ def _last_test(node: NodeState) -> str:
 
 
 def _unexplained(node: NodeState, time: float, state: State, s: settings.Suspicion) -> Iterator[Record]:
-    """Failures whose log says nothing, or blames the node; one of the program's own words is no other's witness."""
+    """Failures whose log says nothing, or blames the node: not what the program says of itself, nor what was ended."""
     for key, one in node.records.items():
         if one.end >= time - s.horizon and (one.unexplained or one.blame >= 0.5):
             home = state.nodes.get(one.home)
             case = home.cases.get(key) if home else None
-            if case is None or case.kind != "application":
+            if case is None or (case.kind != "application" and case.attempt.state not in STATES):
                 yield one
 
 

@@ -161,6 +161,13 @@ class TestRungs:
         found = after(*past, *died).suspicions(NOW + 82 * DAY)
         assert [(one.node, one.rung) for one in found] == [("n1", "L4")]
 
+    def test_jobs_that_their_users_cancelled_on_a_node_are_no_failures_there(self):
+        busy = [job(5000 + one, one / 50, f"u{one % 12}", "COMPLETED", f"n{1 + one % 4}") for one in range(600)]
+        ended = [job(one, 13 + one / 50, f"u{one}", "CANCELLED", hours=1) for one in range(12)]
+        found = after(*busy, *ended, xid(13.5)).suspicions(NOW + 14 * DAY, 0.001)
+        assert found
+        assert not any("failed here unexplained" in term for one in found for term in one.terms)
+
     def test_a_wave_of_suspects_is_tested_lightly(self):
         names = [f"v{round}{one}" for round in range(12) for one in range(20)]
         quiet = [job(5000 + one, one / 300, names[one % 240], "COMPLETED", f"n{30 + one % 29}") for one in range(600)]
