@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from slurm_gpuhealth.correlate import suspicion
 from slurm_gpuhealth.correlate.model import Term
+from slurm_gpuhealth.correlate.state import NodeState
+from slurm_gpuhealth.correlate.tally import Without
 from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY, grid
 
 if TYPE_CHECKING:
@@ -82,8 +84,10 @@ def explain(
         advice = (
             "requeue it once, and have the node tested: its log speaks of hardware, which nothing else bears out so far"
         )
+    elif verdict.cause == "application" and (node := next((name for name, one in signs.items() if one.hard), "")):
+        advice = f"look at the program, and have {node} tested: it reported a hardware fault on a GPU of this job"
     elif verdict.cause == "application" and _suspected(state, case, s):
-        advice = "look at the program; its node is suspected for other reasons"
+        advice = "look at the program; its node is suspected too: gpuhealth lemons"
     return verdict._replace(terms=tuple(kept), advice=advice)
 
 
@@ -115,13 +119,12 @@ def _terms(
         rate = failing(case, state, s)
         yield Term(f"this application fails by itself in {rate:.0%} of its runs", {"application": math.log(rate)})
         if first:
-            found = suspicion.levels(state.nodes[first], attempt.end, grid(s), s) if first in state.nodes else [1.0]
-            daily = suspicion.hazard(found, grid(s))
-            chance = -math.expm1(-daily * hours * 3600 / DAY)
+            found, chance = _ending(first, case, state, s)
             yield Term(
-                f"{first} fails {daily:.3f} times a day (suspicion {1 - found[0]:.2f}), and had it for {hours:.1f} h",
+                f"{first} by itself ends {_share(chance)} of jobs of {_long(hours)} (suspicion {1 - found[0]:.2f})",
                 {"node": math.log(max(chance, 1e-6))},
             )
+        yield from _together(case, s)
     if case.kind is not None and row != ALIKE:
         yield Term(LOG[case.kind], {cause: math.log(one) for cause, one in zip(COLUMNS, row)})
     if attempt.state == "NODE_FAIL":
@@ -135,6 +138,36 @@ def _terms(
         what = "iteration" if again > 5 else "rank"
         text = f"the same error at the same {what} on other nodes"
         yield Term(text, {"application": math.log(again), "node": 0.0})
+
+
+def _ending(node: str, case: Case, state: State, s: Suspicion) -> tuple[list[float], float]:
+    """The node's levels by what is known of it without this case, and how likely it ends a job of that length."""
+    attempt, levels = case.attempt, grid(s)
+    apart = Without(f"{attempt.job}.{attempt.attempt}", attempt.start - s.before, attempt.end + s.after)
+    found = suspicion.levels(state.nodes.get(node) or NodeState(), attempt.end, levels, s, apart)
+    days = max(0.0, attempt.end - attempt.start) / DAY
+    lives = zip(found, levels.start, levels.hazard)
+    return found, 1 - sum(one * (1 - start) * math.exp(-hazard * days) for one, start, hazard in lives)
+
+
+def _share(chance: float) -> str:
+    return f"{chance:.0%}" if chance >= 0.095 else f"{chance:.1%}" if chance >= 0.001 else "less than 0.1%"
+
+
+def _long(hours: float) -> str:
+    return f"{hours:.1f} h" if hours >= 1 else f"{hours * 60:.0f} min" if hours >= 1 / 30 else f"{hours * 3600:.0f} s"
+
+
+def _together(case: Case, s: Suspicion) -> Iterator[Term]:
+    """What failed at the same time."""
+    alike = dict.fromkeys(COLUMNS, 0.0)
+    if case.leaves:
+        under, minutes = " and ".join(case.leaves), s.leaf_window / 60
+        text = f"unrelated jobs under leaf switch {under} failed within {minutes:.0f} min: not by chance"
+        yield Term(text, {**alike, "fabric": math.log(s.together / s.fabric)})
+    if case.shared:
+        text = "jobs of other users on other nodes failed at about the same time, more than usual"
+        yield Term(text, {**alike, "infrastructure": math.log1p(s.together * case.shared / s.infrastructure)})
 
 
 def _said(node: str, sign: Sign, attempt: Attempt) -> str:

@@ -159,6 +159,38 @@ class TestTerms:
         assert verdict.cause == "application"
         assert any(term.weights.get("node", 0) > term.weights.get("application", 0) for term in verdict.terms)
 
+    def test_a_hardware_fault_on_the_jobs_gpu_is_never_called_no_evidence(self):
+        correlator = Correlator(Suspicion())
+        for one in range(9):
+            correlator.attempt(attempt(nodes=("n2",), job=10 + one, log_class="application"))
+        correlator.event(Event(NOW + 190, "n1", 3, "xid", "79"))
+        verdict = correlator.attempt(attempt(hours=24, log_class="application"))
+        assert verdict.cause == "application"
+        assert "have n1 tested" in verdict.advice
+
+    def test_what_failed_at_once_is_told(self):
+        correlator = Correlator(Suspicion(), {"leaf1": ["n0", "n1", "n2", "n3"], "leaf2": ["n4", "n5", "n6", "n7"]})
+        for one in range(300):
+            correlator.attempt(attempt("COMPLETED", (f"n{one % 8}",), job=100 + one)._replace(user=f"u{one % 9}"))
+        for one in range(4):
+            nodes = f"n{one}", f"n{(one + 1) % 4}"
+            last = correlator.attempt(attempt(nodes=nodes, job=one, log_class="communication")._replace(user=f"v{one}"))
+        assert last.cause == "fabric"
+        assert any("under leaf switch leaf1 failed within 15 min" in term.text for term in last.terms)
+        assert any("other users on other nodes failed" in term.text for term in last.terms)
+
+    def test_what_the_node_ends_of_such_jobs_is_what_was_reckoned_with(self):
+        correlator = Correlator(Suspicion())
+        for one in range(40):
+            correlator.attempt(attempt("COMPLETED", ("n2",), job=100 + one)._replace(user=f"u{one % 8}"))
+        for one in range(8):
+            died = attempt(hours=0.01, job=one, log_class="nothing")
+            last = correlator.attempt(died._replace(user=f"u{one}", start=NOW + 3600 * one, end=NOW + 3600 * one + 20))
+        (said,) = [term for term in last.terms if term.text.startswith("n1 by itself ends")]
+        assert last.node == "n1"
+        assert "% of jobs of 20 s" in said.text, "seconds of its rate a day would come to nothing"
+        assert said.weights["node"] > -1.5
+
 
 class TestEvents:
     @pytest.mark.parametrize(
