@@ -50,7 +50,13 @@ def _print(one: dict[str, Any], attempts: int) -> None:
         return
     where = words.place(verdict["node"], verdict["gpu"], one["gpu_index"])
     what = words.CAUSE[verdict["cause"]] + (f", {where}" if where else "")
-    say(f"  It died of {what}. Confidence {words.sure(verdict['confidence'])} ({verdict['confidence']:.2f}).")
+    if verdict["cause"] == "unknown":
+        likely = sorted(verdict["masses"].items(), key=lambda each: -each[1])[:2]
+        place = {"node": f" {where}".rstrip()}
+        odds = " or ".join(f"{words.CAUSE[cause]}{place.get(cause, '')} ({mass:.2f})" for cause, mass in likely)
+        say(f"  What it died of can't be told: {odds or 'nothing speaks for any cause'}.")
+    else:
+        say(f"  It died of {what}. Confidence {words.sure(verdict['confidence'])} ({verdict['confidence']:.2f}).")
     supports, against = words.sides(verdict["cause"], verdict["terms"])
     for label, sentences in (("for", supports[:3]), ("against", against[:1])):
         for sentence in sentences:

@@ -10,6 +10,7 @@ import click
 
 from slurm_gpuhealth.commands import common
 from slurm_gpuhealth.correlate.model import CAUSES
+from slurm_gpuhealth.correlate.words import sides
 
 
 @click.command()
@@ -37,7 +38,7 @@ def jobs(node: str, verdict: str | None, since: str, user: str | None, on: str |
             (
                 *(f"{one['job']}.{one['attempt']}" if one["attempt"] else one["job"], one["user"], one["name"][:20]),
                 *(common.utc(one["end"]), one["state"], one["cause"], f"{one['confidence']:.2f}"),
-                *(one["node"] or "-", f"{one['gpu_hours']:.1f}", one["terms"][0]["text"] if one["terms"] else "-"),
+                *(one["node"] or "-", f"{one['gpu_hours']:.1f}", next(iter(sides(one["cause"], one["terms"])[0]), "-")),
             )
             for one in found
         ],

@@ -91,6 +91,24 @@ def test_each_attempt_is_told_with_what_speaks_for_and_against_and_what_was_done
     assert "\x1b" not in said
 
 
+def test_of_an_unknown_cause_it_is_told_between_which_it_can_t_be_told(ask):
+    masses = {"node": 0.45, "application": 0.4, "user": 0.15}
+    with open_store(ask.store).begin() as db:
+        judged.keep_verdict(db, DIED._replace(cause="unknown", confidence=0.45, gpu=None, masses=masses), END)
+    said = ask("7").output
+    assert "What it died of can't be told: the node n1 (0.45) or the application (0.40)." in said
+    assert "died of unknown" not in said
+
+
+def test_the_list_of_jobs_gives_a_reason_for_the_verdict_and_none_against_it(ask):
+    against = Term("its log blames the program", {"node": -6.0, "application": -0.2})
+    with open_store(ask.store).begin() as db:
+        judged.keep_verdict(db, DIED._replace(terms=(against, *DIED.terms[:2])), END)
+    said = ask("jobs", "--since", "9999d").output
+    assert "Xid 79 on n1" in said
+    assert "blames the program" not in said
+
+
 def test_a_job_that_is_not_known_is_said_with_the_reason(ask):
     done = ask("8")
     assert done.exit_code == 1
