@@ -94,12 +94,17 @@ def _sized(case: Case, nodes: int | None, days: float | None) -> Case:
 def _show_json(setting: str, found: Report) -> None:
     which = {"setting": setting, "seeds": found.seeds}
     for one in found.results:
-        row = {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in _row(one)}
-        click.echo(json.dumps({**which, **row}))
+        click.echo(json.dumps({**which, **{key: _known_or_null(value) for key, value in _row(one)}}))
     if found.verdicts:
-        told = {"verdicts": found.verdicts, "right": found.right, "right_node": found.right_node, "rungs": found.rungs}
+        told = {"verdicts": found.verdicts, "right": found.right, "rungs": found.rungs}
+        told["right_node"] = _known_or_null(found.right_node)
         bins = {what: [tuple(one) for one in of.bins if one.number] for what, of in found.calibration.items()}
         click.echo(json.dumps({**which, **told, "calibration": bins}))
+
+
+def _known_or_null(value: float | str) -> float | str | None:
+    """NaN is no JSON."""
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _row(one: Result) -> Iterable[tuple[str, float | str]]:

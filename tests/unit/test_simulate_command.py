@@ -32,6 +32,12 @@ def test_ours_comes_with_its_verdicts_and_its_calibration():
         assert words in result.output
 
 
+def test_what_no_job_has_shown_is_null_in_json_and_not_nan():
+    result = simulate("--nodes", "4", "--days", "1", "--seeds", "1", "--setting", "none", "--policy", "ours", "--json")
+    assert '"right_node": null' in result.output
+    assert "NaN" not in result.output
+
+
 def test_json_has_one_object_for_each_setting_and_policy():
     result = simulate(*SMALL, "--setting", "base", "--setting", "none", "--policy", "any NODE_FAIL", "--json")
     rows = [json.loads(line) for line in result.output.splitlines()]
