@@ -99,9 +99,9 @@ def _last_test(node: NodeState) -> str:
 
 
 def _unexplained(node: NodeState, time: float, state: State, s: settings.Suspicion) -> Iterator[Record]:
-    """Failures whose log says nothing, or blames the node: not what the program says of itself, nor what was ended."""
+    """Failures of which it has most of the blame: not of a large job, of what the program says itself, or was ended."""
     for key, one in node.records.items():
-        if one.end >= time - s.horizon and (one.unexplained or one.blame >= 0.5):
+        if one.end >= time - s.horizon and one.blame >= 0.5:
             home = state.nodes.get(one.home)
             case = home.cases.get(key) if home else None
             if case is None or (case.kind != "application" and case.attempt.state not in STATES):
