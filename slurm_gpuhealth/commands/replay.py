@@ -100,9 +100,10 @@ class _Table:
 
 def printed(one: Verdict | Suspicion) -> dict[str, Any]:
     """As `--json` prints it."""
-    row = one._asdict()
-    if "cause" in row:
-        rest = {key: row[key] for key in ("confidence", "node", "gpu")}
-        return {"job": row["job"], "attempt": row["attempt"], "verdict": row["cause"], **rest}
-    keys = ("node", "time", "p_lemon", "hazard_per_day", "observed", "expected", "rung")
-    return {key: row[key] for key in keys} | {"rung": row["rung"] or None}
+    from slurm_gpuhealth.correlate.model import Verdict
+
+    if isinstance(one, Verdict):
+        told = {"verdict": one.cause, "confidence": one.confidence, "node": one.node, "gpu": one.gpu}
+        return {"job": one.job, "attempt": one.attempt, **told}
+    keys = ("node", "time", "p_lemon", "hazard_per_day", "observed", "expected")
+    return {key: getattr(one, key) for key in keys} | {"rung": one.rung or None}

@@ -24,8 +24,9 @@ def case_of(attempt: Attempt, name: str) -> Case:
 
         reading = read_text(attempt.log)
     few = len(attempt.nodes) <= 8  # a larger job holds whole nodes
-    lean = attempt._replace(log=None, reading=None, gpus=attempt.gpus if few else None)
-    case = Case(lean, name, kind_of(attempt, reading))
+    if attempt.log is not None or reading is not None or not few:
+        attempt = attempt._replace(log=None, reading=None, gpus=attempt.gpus if few else None)
+    case = Case(attempt, name, kind_of(attempt, reading))
     if reading is not None:
         case.hosts = tuple(sorted(hosts(reading, attempt.nodes)))
         case.fingerprint, case.rank, case.iteration = reading.fingerprint[:200], reading.rank, reading.iteration

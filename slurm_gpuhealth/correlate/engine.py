@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from slurm_gpuhealth.correlate import fleet, memory, suspects, suspicion
 from slurm_gpuhealth.correlate.cases import application, case_of, same_evidence
 from slurm_gpuhealth.correlate.state import COMPLETED, RAN, SEEN, AppState, Case, FleetState, NodeState, Record, State
-from slurm_gpuhealth.correlate.verdict import LEAST, STATES, Judged, Leaves, failing, judge
+from slurm_gpuhealth.correlate.verdict import LEAST, STATES, Judged, Leaves, judge
 from slurm_gpuhealth.correlate.weights import DAY, grid, growth, weigh
 
 if TYPE_CHECKING:
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
     from slurm_gpuhealth import settings as settings_module
     from slurm_gpuhealth.correlate.model import Attempt, Event, Suspicion, Verdict
+    from slurm_gpuhealth.correlate.state import Weights
 
 __all__ = ["AppState", "Case", "Correlator", "FleetState", "NodeState", "State"]
 
-T = TypeVar("T")
-OPEN = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "RESIZING", "STAGE_OUT", "SIGNALING", "STOPPED")
+OPEN = frozenset(
+    ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "RESIZING", "STAGE_OUT", "SIGNALING", "STOPPED")
+)
 CHANGED = 0.1  # a verdict whose confidence moves by less is not told again
 OFTEN = 1.5  # an application that turns out to fail so much more often, or less, has its last failures judged again
 RISE = 3.0  # a node whose odds of being bad change by this factor has its attempts judged again
@@ -76,7 +78,7 @@ class Correlator:
             case.own, case.lately = before.own, before.lately
             case.shared, case.leaves = before.shared, before.leaves
             if same_evidence(case, before):
-                return judge(before, key, self.state, self.leaves, self.settings, self.explained).verdict
+                return judge(before, key, self.state, self.leaves, self.settings, self.grid, self.explained).verdict
         home.cases[key] = case
         if not again and attempt.state not in STATES:
             under = {self.leaves.of[node] for node in attempt.nodes if node in self.leaves.of}
@@ -85,13 +87,13 @@ class Correlator:
         app = self.state.applications[name]
         if not again:
             case.lately = app.lately if case.attempt.end - app.ended < BURST else 0.0
-        verdict = self._judge(case, key, fresh=not again)
+        judged = self._judge(case, key, fresh=not again)
         self._rescored.pop(key, None)
         if not again and attempt.state not in STATES:
             app.lately += (case.own - app.lately) * LATELY
             app.ended = max(app.ended, attempt.end)
-        self._ripples(case, key)
-        return verdict
+        self._ripples(case, key, judged.failing)
+        return judged.verdict
 
     def event(self, event: Event) -> None:
         """Take in what a node said; attempts of that time that were judged without it are judged again."""
@@ -168,29 +170,36 @@ class Correlator:
         expected = (app.failed + runs * mean * unit) / (app.runs + runs * unit) * unit
         get, gpus = self.state.nodes.get, attempt.gpus
         start = attempt.start
+        run: tuple[float, float, Any] = start, end, None
         fine = attempt.state == "COMPLETED" and end - start > self.settings.spared
         for one in attempt.nodes:
             node = get(one) or self._node(one)
             if end <= node.repaired:
                 continue
+            share = 1.0
             if gpus:
-                held = len(gpus.get(one) or ()) or node.width
-                node.width = max(node.width, held)
-                share = held / node.width
-                node.exposure += days * share
-                node.days += raw * share
-                node.jobs += share
-            else:
-                node.exposure += days
-                node.days += raw
-                node.jobs += 1
+                held = gpus.get(one)
+                run = start, end, held
+                width = len(held) if held else node.width
+                if width < node.width:
+                    share = width / node.width
+                else:
+                    node.width = width
+            node.exposure += days * share
+            node.days += raw * share
+            node.jobs += share
             node.failing += expected
             if not node.since or start < node.since:
                 node.since = start
-            run = start, end, gpus.get(one) if gpus else None
-            _remember(node.ran, run, RAN)
+            ran = node.ran
+            ran.append(run)
+            if len(ran) > 2 * RAN:  # to tidy up each time would cost more
+                del ran[:RAN]
             if fine:
-                _remember(node.completed, run, COMPLETED)
+                ran = node.completed
+                ran.append(run)
+                if len(ran) > 2 * COMPLETED:
+                    del ran[:COMPLETED]
             if node.events and node.events[-1].until >= start:
                 if fine and memory.spare(node, self.settings.spared):
                     node.touched()
@@ -202,10 +211,10 @@ class Correlator:
             if record.end <= start < record.end + self.settings.after and record.hard:
                 self._again(key, record.home)
 
-    def _judge(self, case: Case, key: str, fresh: bool = False) -> Verdict:
+    def _judge(self, case: Case, key: str, fresh: bool = False) -> Judged:
         """Judge a case and put its say in the place of its old one."""
         self._look_around(case)
-        judged = judge(case, key, self.state, self.leaves, self.settings, self.explained)
+        judged = judge(case, key, self.state, self.leaves, self.settings, self.grid, self.explained)
         unit = growth(case.attempt.end, self.settings.half_life)
         if case.attempt.state not in STATES:
             self._learn(case, judged.own, unit, fresh)
@@ -216,7 +225,7 @@ class Correlator:
             # What a node has forgotten stays so: it could not say any more how many jobs it had by then.
             if case.attempt.end > node.repaired and (fresh or key in node.records):
                 self._record(node, name, case, key, judged)
-        return judged.verdict
+        return judged
 
     def _look_around(self, case: Case) -> None:
         """What fails at the same time is forgotten after hours; that it did is not."""
@@ -241,13 +250,13 @@ class Correlator:
         case.own = own
 
     def _record(self, node: NodeState, name: str, case: Case, key: str, judged: Judged) -> None:
-        weights = judged.weights.get(name)
-        if weights is not None and max(map(abs, weights)) < LEAST:
+        weights: Weights | None = judged.weights.get(name)
+        if not weights or max(map(abs, weights)) < LEAST:
             weights = None
-        attempt = case.attempt
-        old = node.records.get(key)
-        blame = round(judged.verdict.responsible.get(name, 0.0), 5) if weights else 0.0
-        hard = name in judged.hard
+        attempt, old = case.attempt, node.records.get(key)
+        hard, unexplained = name in judged.hard, fleet.unexplained(case)
+        if old and not (weights or old.weights) and (old.hard, old.unexplained) == (hard, unexplained):
+            return
         node.records[key] = Record(
             attempt.start,
             attempt.end,
@@ -255,9 +264,9 @@ class Correlator:
             attempt.user,
             case.application,
             weights,
-            blame,
+            round(judged.verdict.responsible.get(name, 0.0), 5) if weights else 0.0,
             hard,
-            fleet.unexplained(case),
+            unexplained,
             *((old.days, old.jobs) if old else (round(node.days, 3), round(node.jobs, 3))),
         )
         if old and weights and old.weights and old.hard == hard and _alike(node, old.weights, weights):
@@ -273,11 +282,11 @@ class Correlator:
         if case is None:
             return
         before = case.cause, case.confidence, case.node
-        verdict = self._judge(case, key)
+        verdict = self._judge(case, key).verdict
         if (verdict.cause, verdict.node) != before[::2] or abs(verdict.confidence - before[1]) > CHANGED:
             self._rescored[key] = verdict
 
-    def _ripples(self, case: Case, key: str) -> None:
+    def _ripples(self, case: Case, key: str, rate: float) -> None:
         """What a new failure changes for earlier ones: of its nodes, of its leaf switches."""
         for name in case.attempt.nodes:
             record = self.state.nodes[name].records.get(key)
@@ -286,7 +295,6 @@ class Correlator:
         if case.attempt.state in STATES:
             return
         app = self.state.applications[case.application]
-        rate = failing(case, self.state, self.settings)
         if not 1 / OFTEN < rate / (app.judged or self.settings.failing) < OFTEN:
             app.judged = rate
             for other, home, *_ in app.prints:
@@ -305,17 +313,16 @@ class Correlator:
 
     def _as_often(self, key: str, home: str, newer: Case, lately: float) -> None:
         """Judge an earlier failure of an application by how often it fails now."""
-        record, node = self._record_of(key, home), self.state.nodes.get(home)
-        earlier = node.cases.get(key) if node else None
-        if not record or not earlier or earlier is newer or not (record.blame > 0.02 or record.hard):
+        node = self.state.nodes.get(home)
+        record = node.records.get(key) if node else None
+        if not node or not record or not (record.blame > 0.02 or record.hard):
+            return
+        earlier = node.cases.get(key)
+        if not earlier or earlier is newer:
             return
         if newer.attempt.end - earlier.attempt.end < BURST:
             earlier.lately = max(earlier.lately, lately - earlier.own * LATELY * (1 - LATELY))
         self._again(key, home)
-
-    def _record_of(self, key: str, home: str) -> Record | None:
-        node = self.state.nodes.get(home)
-        return node.records.get(key) if node else None
 
     def _ripple(self, name: str, time: float) -> None:
         """A node that has become a suspect, or no longer is one: what it was acquitted of is looked at again."""
@@ -346,13 +353,6 @@ class Correlator:
         node.tests[level] = event.time, passed
         node.touched()
         self._ripple(event.node, event.time)
-
-
-def _remember(runs: list[T], run: T, most: int) -> None:
-    """`most` of them, and up to twice as many: to tidy up each time would cost more."""
-    runs.append(run)
-    if len(runs) > 2 * most:
-        del runs[:most]
 
 
 def _odds(p: float) -> float:

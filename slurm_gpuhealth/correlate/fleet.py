@@ -67,7 +67,7 @@ def surge(fleet: FleetState, case: Case) -> float:
     for window, least in ((SURGE, 3), (ABRUPT, 2)):
         users = _users(fleet, case.attempt.end, window, case.attempt.nodes) - {case.attempt.user}
         expected = max(fleet.usual, 0.5) * window / SURGE
-        if len(users) >= least and poisson_tail(len(users), expected) <= 1e-3:
+        if len(users) >= max(least, expected) and poisson_tail(len(users), expected) <= 1e-3:
             most = max(most, 1 - expected / len(users))
     return most
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # A key is told from a user's text by its quotes: within a JSON string they have a backslash before them.
 NUMBER = rb"(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*[,}]"
-TIME = {key: re.compile(rb'(?<!\\)"%s"\s*:\s*' % key.encode() + NUMBER) for key in ("end", "time")}
+TIME = {key: re.compile(rb'"%s"\s*:\s*' % key.encode() + NUMBER) for key in ("end", "time")}
+BACKSLASH = ord("\\")
 LONGEST = 64 << 20
 BATCH = 1000
 
@@ -72,7 +73,7 @@ def run(
         if verdict is None:
             continue
         key = verdict.job, verdict.attempt
-        waiting[key] = verdict._replace(terms=(), masses={}, responsible={})
+        waiting[key] = _brief(verdict)
         ends.append((now, key))
         if ends[0][0] < now - horizon:
             _rescored(correlator, waiting)
@@ -88,7 +89,12 @@ def _rescored(correlator: Correlator, waiting: dict[tuple[int, int], Verdict]) -
     for verdict in correlator.rescored():
         key = verdict.job, verdict.attempt
         if key in waiting:
-            waiting[key] = verdict._replace(terms=(), masses={}, responsible={})
+            waiting[key] = _brief(verdict)
+
+
+def _brief(verdict: Verdict) -> Verdict:
+    """What is told of it: a year of them is kept."""
+    return Verdict(verdict.job, verdict.attempt, verdict.cause, verdict.confidence, verdict.node, verdict.gpu)
 
 
 def topology(path: str) -> dict[str, list[str]]:
@@ -185,7 +191,8 @@ def _index(file: BinaryIO, path: str, key: str) -> Index:
     for number, line in enumerate(file, 1):
         if line.strip():
             found = find(line)
-            time = float(found[1]) if found else _time(line, path, number, key)
+            known = found and line[found.start() - 1] != BACKSLASH
+            time = float(found[1]) if found and known else _time(line, path, number, key)
             sorts = sorts and (not times or time > times[-1])
             times.append(time)
             offsets.append(offset)

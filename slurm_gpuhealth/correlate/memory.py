@@ -68,10 +68,13 @@ def spare(node: NodeState, least: float) -> bool:
 
 def prune(node: NodeState, time: float, horizon: float) -> None:
     """Forget attempts that say nothing and are too old for an event to come late; then the lightest and oldest."""
-    kept = {key: one for key, one in node.records.items() if one.end > time - (2 * horizon if one.weights else SHORT)}
+    weighty, light = time - 2 * horizon, time - SHORT
+    kept = {key: one for key, one in node.records.items() if one.end > (weighty if one.weights else light)}
     if len(kept) > RECORDS:
-        light = sorted(kept, key=lambda key: (kept[key].hard or kept[key].blame > HOPELESS, kept[key].end))
-        kept = {key: kept[key] for key in light[-RECORDS:]}
+        order = sorted(kept, key=lambda key: kept[key].end)
+        order.sort(key=lambda key: kept[key].hard or kept[key].blame > HOPELESS)
+        for key in order[:-RECORDS]:
+            del kept[key]
     gone = [one for key, one in node.records.items() if one.weights and key not in kept]
     if gone and not (node._tally and all(not one.hard for one in gone) and suspicion.trifle(node._tally, gone)):
         node.touched()

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from sys import intern
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -177,7 +179,7 @@ CUT = ("CANCELLED", "OUT_OF_MEMORY", "COMPLETED", "COMPLETING", "NODE_FAIL", "BO
 
 
 def read_attempt(row: Mapping[str, Any]) -> Attempt:
-    """A line of JOBS. Raises ValueError, which names the key."""
+    """A line of JOBS. Raises ValueError, which names the key. Equal names become one object."""
     try:
         gpus = row.get("gpus")
         if gpus is not None and not isinstance(gpus, dict):
@@ -185,9 +187,9 @@ def read_attempt(row: Mapping[str, Any]) -> Attempt:
         return Attempt(
             _whole(row, "job"),
             _whole(row, "attempt", 0),
-            str(row.get("user") or ""),
-            str(row.get("account") or ""),
-            str(row.get("name") or ""),
+            intern(str(row.get("user") or "")),
+            intern(str(row.get("account") or "")),
+            intern(str(row.get("name") or "")),
             _whole(row, "array") if row.get("array") is not None else None,
             _state(row["state"]),
             _whole(row, "exit_code", 0),
@@ -280,6 +282,12 @@ def _text(value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{str(value)[:80]!r}, where a text belongs")
     return value
+
+
+@lru_cache(maxsize=16384)
+def _one(gpus: tuple[GpuName, ...]) -> tuple[GpuName, ...]:
+    """The same object for equal ones."""
+    return gpus
 
 
 def _gpu(value: Any) -> Any:

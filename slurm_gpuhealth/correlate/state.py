@@ -92,8 +92,7 @@ class Case(Kept):
         return case
 
 
-@dataclass
-class Record(Kept):
+class Record(NamedTuple):
     """What a failed attempt says of one of its nodes."""
 
     start: float
@@ -113,12 +112,6 @@ class Record(Kept):
     days: float = 0.0
     jobs: float = 0.0
     """The node's, at its end."""
-
-    @classmethod
-    def from_json(cls, data: list[Any]) -> Record:
-        record = cls(*data)
-        record.weights = tuple(record.weights) if record.weights else None
-        return record
 
 
 @dataclass
@@ -161,12 +154,8 @@ class NodeState(Kept):
         self._tally = None
 
     def to_json(self) -> list[Any]:
-        *row, records, cases = super().to_json()
-        return [
-            *row,
-            {key: one.to_json() for key, one in records.items()},
-            {key: one.to_json() for key, one in cases.items()},
-        ]
+        *row, cases = super().to_json()
+        return [*row, {key: one.to_json() for key, one in cases.items()}]
 
     @classmethod
     def from_json(cls, data: list[Any]) -> NodeState:
@@ -174,7 +163,7 @@ class NodeState(Kept):
         node.events = [Incident(*one) for one in node.events]
         node.changed = {gpu: (when, days, jobs) for gpu, (when, days, jobs) in node.changed.items()}
         node.tests = {level: (when, passed) for level, (when, passed) in node.tests.items()}
-        node.records = {key: Record.from_json(one) for key, one in node.records.items()}  # type: ignore[arg-type]
+        node.records = {key: Record(*one) for key, one in node.records.items()}
         node.cases = {key: Case.from_json(one) for key, one in node.cases.items()}  # type: ignore[arg-type]
         return node
 

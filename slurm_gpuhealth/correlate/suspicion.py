@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from math import exp
+from operator import mul
 from typing import TYPE_CHECKING
 
 from slurm_gpuhealth.correlate.tally import BY_END, Group, Item, Tally, Without
 from slurm_gpuhealth.correlate.weights import DAY, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from slurm_gpuhealth.correlate.model import GpuName
     from slurm_gpuhealth.correlate.state import Incident, NodeState, Record
@@ -21,17 +22,35 @@ COUNTED = ("hard", "weak", "link")  # events that say something of the node by t
 HARMLESS = 0.15  # what is left of a hard event through which a job went on, and completed
 TRIFLE = 0.001  # what moves a node's probabilities by less is not worked out
 REPEATED = 7 * DAY  # a contained error is harmless, the third on a GPU within a week is not
+OFTEN = 3
 
 
-def levels(node: NodeState, time: float, grid: Grid, s: Suspicion, without: Without | None = None) -> list[float]:
-    """The probability of each level at `time`. `without`: a case, whose own evidence is left out."""
-    least = _light(node, grid, s, without) if without else None
-    found = tally_of(node, grid, s, None if least else without).at(time, node.days, node.jobs)
+def levels(
+    node: NodeState,
+    time: float,
+    grid: Grid,
+    s: Suspicion,
+    without: Without | None = None,
+    near: Sequence[Incident] = (),
+) -> list[float]:
+    """The probability of each level at `time`. `without`: a case, whose own evidence is left out; `near`: the node's
+    events of its time."""
+    tally = tally_of(node, grid, s)
+    least: Sequence[float] = ()
+    if without:
+        record = node.records.get(without.key)
+        events = [one for one in near if one.kind in COUNTED]
+        if record and record.weights and not events:
+            least = [exp(-one) for one in record.weights]
+        if events or (least and matter(tally, least) >= TRIFLE):
+            tally, least = _apart(node, tally, grid, s, without, events), ()
+    found = tally.at(time, node.days, node.jobs)
     if least:
-        found = [one * rest for one, rest in zip(found, least)]
-    tested = math.exp(_tests(node, time, grid, s)) if node.tests else 1.0
+        found = list(map(mul, found, least))
+    tested = exp(_tests(node, time, grid, s)) if node.tests else 1.0
     total = found[0] + tested * sum(found[1:])
-    return [found[0] / total, *(tested * one / total for one in found[1:])]
+    tested /= total
+    return [found[0] / total, *[tested * one for one in found[1:]]]
 
 
 def hazard(found: list[float], grid: Grid) -> float:
@@ -79,38 +98,35 @@ def take_in(node: NodeState, time: float, grid: Grid, s: Suspicion) -> None:
             node.touched()
 
 
-def _light(node: NodeState, grid: Grid, s: Suspicion, without: Without) -> list[float] | None:
-    """What leaving the case out takes from each level, where that is a trifle; None: to be worked out without it."""
-    record = node.records.get(without.key)
-    if record is None or not record.weights or incidents_in(node, without.start, without.end):
-        return None
-    rest = [math.exp(-one) for one in record.weights]
-    return rest if matter(tally_of(node, grid, s), rest) < TRIFLE else None
-
-
 def trifle(tally: Tally, gone: list[Record]) -> bool:
     """Whether it makes no difference that all this is forgotten."""
     return matter(tally, [exp(-sum(one)) for one in zip(*(record.weights or () for record in gone))]) < TRIFLE
 
 
-def matter(tally: Tally, factors: list[float]) -> float:
+def matter(tally: Tally, factors: Sequence[float]) -> float:
     """How much of the node's probabilities these factors move."""
-    return sum(one * abs(1 - factor) for one, factor in zip(tally.now().levels, factors))
+    return sum(one * abs(1 - factor) for one, factor in zip(tally.now()[0], factors))
 
 
-def tally_of(node: NodeState, grid: Grid, s: Suspicion, without: Without | None = None) -> Tally:
+def tally_of(node: NodeState, grid: Grid, s: Suspicion) -> Tally:
     """What the node's evidence comes to. Kept at the node, and built anew when something else than new was added."""
-    if without and not _weighty(node, without.key) and not incidents_in(node, without.start, without.end):
-        without = None
     known: Tally | None = node._tally
     if known is None:
         known = node._tally = _anew(node, grid, s, None)
-    if without is None:
-        return known
-    for one in incidents_in(node, without.start, without.end):
-        if one.kind != "hard" or one.time < without.start:
-            return _anew(node, grid, s, without)  # without one of them, other contained errors may count less
-    return known.branch(without)
+    return known
+
+
+def _apart(node: NodeState, tally: Tally, grid: Grid, s: Suspicion, without: Without, events: list[Incident]) -> Tally:
+    """The node's tally without that case and the events of its time."""
+    for one in events:
+        if one.time < without.start or (one.kind != "hard" and _repeats(node, one.gpu)):
+            return _anew(node, grid, s, without)  # without one of them, others may count less
+    return tally.branch(without)
+
+
+def _repeats(node: NodeState, gpu: GpuName | None) -> bool:
+    """Whether contained errors of that GPU may count for more, as there are others."""
+    return sum(one.gpu == gpu and one.kind in COUNTED and one.kind != "hard" for one in node.events) >= OFTEN
 
 
 def _anew(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) -> Tally:
@@ -131,16 +147,14 @@ def item_of(record: Record, key: str) -> Item | None:
     """What a failed attempt says of a node; None where that is nothing."""
     if not record.weights:
         return None
-    return Item(
-        *(record.start, record.end, record.weights, record.user, record.hard, None, key), record.days, record.jobs
-    )
+    ratios = list(map(exp, record.weights))
+    return Item(record.start, record.end, ratios, record.user, record.hard, None, key, record.days, record.jobs)
 
 
 def _items(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) -> Iterator[Item]:
     for gpu, (when, days, jobs) in node.changed.items():
-        more = math.log(s.repaired / (1 - s.repaired) * grid.prior[0] / (1 - grid.prior[0]))
-        weights = (0.0, *(max(0.0, more) for _ in grid.prior[1:]))
-        yield Item(when, when, weights, "", False, gpu, "replaced", days, jobs)
+        more = max(1.0, s.repaired / (1 - s.repaired) * grid.prior[0] / (1 - grid.prior[0]))
+        yield Item(when, when, [1.0, *(more for _ in grid.prior[1:])], "", False, gpu, "replaced", days, jobs)
     for key, record in node.records.items():
         item = item_of(record, key) if record.end > node.repaired and (not without or key != without.key) else None
         if item:
@@ -160,20 +174,15 @@ def _events(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) 
             earlier = weak.setdefault(f"{event.gpu}", [])
             earlier[:] = [one for one in earlier if event.time - one < REPEATED]
             earlier += [event.time] if not earlier or event.time - earlier[-1] > 3600 else []
-            strength = max(strength, 0.7) if len(earlier) >= 3 else strength
+            strength = max(strength, 0.7) if len(earlier) >= OFTEN else strength
         hard = strength >= 0.7
-        weights = tuple(strength * one for one in grid.seen)
-        yield Item(None, event.time, weights, "", hard, event.gpu, event.code, event.days, event.jobs)
+        ratios = [exp(strength * one) for one in grid.seen]
+        yield Item(None, event.time, ratios, "", hard, event.gpu, event.code, event.days, event.jobs)
 
 
 def forgotten(node: NodeState, gpu: GpuName | None) -> float:
     """Since when what is told of this GPU counts."""
     return max(node.repaired, node.changed.get(plain(gpu), (0.0,))[0] if gpu is not None else 0.0)
-
-
-def _weighty(node: NodeState, key: str) -> bool:
-    record = node.records.get(key)
-    return record is not None and record.weights is not None
 
 
 def incidents_in(node: NodeState, start: float, end: float) -> list[Incident]:
@@ -186,7 +195,7 @@ def tied(found: list[Group], time: float, grid: Grid) -> dict[str, float]:
     shares: dict[str, float] = {}
     total = 0.0
     for group in found:
-        much = max(group.weights) * group.share * math.exp(-abs(time - group.until) * grid.change)
+        much = math.log(max(group.ratios)) * group.share * math.exp(-abs(time - group.until) * grid.change)
         total += max(0.0, much)
         if group.gpu is not None:
             shares[str(group.gpu)] = shares.get(str(group.gpu), 0.0) + max(0.0, much)

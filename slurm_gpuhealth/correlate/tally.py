@@ -15,12 +15,11 @@ makes a node suspect.
 from __future__ import annotations
 
 from math import exp
-from operator import itemgetter
+from operator import itemgetter, mul
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from slurm_gpuhealth.correlate.model import GpuName
-    from slurm_gpuhealth.correlate.state import Weights
     from slurm_gpuhealth.correlate.weights import Grid
     from slurm_gpuhealth.settings import Suspicion
 
@@ -40,7 +39,7 @@ class Group(NamedTuple):
 
     time: float
     until: float
-    weights: Weights
+    ratios: list[float]
     share: float
     """How much of it counts."""
     user: str
@@ -55,7 +54,8 @@ class Item(NamedTuple):
 
     start: float | None
     end: float
-    weights: Weights
+    ratios: list[float]
+    """The likelihood of each level, over that of level 0."""
     user: str
     hard: bool
     gpu: GpuName | None
@@ -68,13 +68,8 @@ class Item(NamedTuple):
 BY_END = itemgetter(Item._fields.index("end"), Item._fields.index("what"))
 
 
-class At(NamedTuple):
-    """The probabilities at a time."""
-
-    levels: list[float]
-    time: float
-    days: float
-    jobs: float
+At = tuple[list[float], float, float, float]
+"""The probabilities of the levels at a time: then that time, and `NodeState.days` and `jobs` of it."""
 
 
 class Tally:
@@ -85,29 +80,31 @@ class Tally:
         self.closed: list[Group] = []
         self.last: Group | None = None
         self.load: dict[str, tuple[float, float]] = {}
-        self.before = At(prior, since, 0.0, 0.0)
+        self.before: At = prior, since, 0.0, 0.0
         """What was known without the last incident."""
         self.known: At | None = self.before
         """What is known with it; None: not worked out yet."""
+        self.share = 1.0
+        """How much of the last incident counts, where `known` is worked out."""
         self.items: list[Item] = []
-        self.marks: list[tuple[Group | None, At, At | None, int]] = []
-        """Before each STEP-th item: `last`, `before`, `known` and the length of `closed`."""
+        self.marks: list[tuple[Group | None, At, At | None, float, int, dict[str, tuple[float, float]]]] = []
+        """Before each STEP-th item: `last`, `before`, `known`, `share`, the length of `closed`, and `load`."""
 
     def add(self, item: Item) -> bool:
         """False where `item` is older than what was added before."""
         last = self.last
         if last and item.end < last.until:
             return False
-        before = self.now()
+        before = self.known or self.now()
         if len(self.items) % STEP == 0:
-            self.marks.append((last, self.before, before, len(self.closed)))
+            self.marks.append((last, self.before, before, self.share, len(self.closed), dict(self.load)))
         self.items.append(item)
         self.known = None
         if last and _same_incident(last, item, self.settings):
-            stronger = max(item.weights) > max(last.weights)
+            stronger = max(item.ratios) > max(last.ratios)
             self.last = last._replace(
                 until=item.end,
-                weights=item.weights if stronger else last.weights,
+                ratios=item.ratios if stronger else last.ratios,
                 user=item.user if stronger and item.user else last.user,
                 hard=last.hard or item.hard,
                 gpu=last.gpu if last.gpu is not None else item.gpu,
@@ -115,8 +112,8 @@ class Tally:
             )
             return True
         if last:
-            self._close(self.counted())
-        self.last = Group(item.end, item.end, item.weights, 1.0, item.user, item.hard, item.gpu, item.what)
+            self._close(last if self.share == 1 else last._replace(share=self.share))
+        self.last = Group(item.end, item.end, item.ratios, 1.0, item.user, item.hard, item.gpu, item.what)
         self.before = self._carried(before, item.end, item.days, item.jobs)
         return True
 
@@ -127,22 +124,25 @@ class Tally:
 
     def branch(self, without: Without) -> Tally:
         """The same without that case, and without the events of its time."""
-        out = [
-            one.what == without.key if one.start is not None else without.start <= one.end <= without.end
-            for one in self.items
-        ]
-        if True not in out:
+        first = place = len(self.items)
+        out = set()
+        while place and self.items[place - 1].end >= without.start:
+            place -= 1
+            one = self.items[place]
+            if one.what == without.key if one.start is not None else one.end <= without.end:
+                out.add(first := place)
+        if not out:
             return self
-        first = out.index(True)
         tally = self._until(first)
-        for item, left_out in zip(self.items[first:], out[first:]):
-            if not left_out:
-                tally.add(item)
+        for place in range(first + 1, len(self.items)):
+            if place not in out:
+                tally.add(self.items[place])
         return tally
 
     def replace(self, key: str, item: Item | None) -> bool:
         """Put a job's item in the place of its old one; False where that can't be done."""
-        place = next((at for at, one in enumerate(self.items) if one.what == key and one.start is not None), None)
+        at = range(len(self.items) - 1, -1, -1)
+        place = next((one for one in at if self.items[one].what == key and self.items[one].start is not None), None)
         if place is None or not self.marks or (item and item.end != self.items[place].end):
             return False
         tally = self._until(place)
@@ -157,50 +157,52 @@ class Tally:
         """As it was before that item; its own items and marks begin at the last mark."""
         tally = Tally(self.grid, self.settings, [], 0.0)
         step = min(place // STEP, len(self.marks) - 1)
-        tally.last, tally.before, tally.known, closed = self.marks[step]
-        for group in self.closed[:closed]:
-            tally._close(group)
+        tally.last, tally.before, tally.known, tally.share, closed, load = self.marks[step]
+        tally.closed, tally.load = self.closed[:closed], dict(load)
         for item in self.items[step * STEP : place]:
             tally.add(item)
         return tally
 
     def at(self, time: float, days: float, jobs: float) -> list[float]:
-        return self._drifted(self.now(), time, days, jobs)
+        """The probabilities at a later time; not yet adding up to 1."""
+        return self._carried(self.known or self.now(), time, days, jobs)[0]
 
     def now(self) -> At:
         """After the last incident."""
         if self.known is None:
-            counted, start = self.counted(), self.before
-            share = counted.share
-            levels = [one * exp(share * said) for one, said in zip(start.levels, counted.weights)]
+            last = self.last
+            assert last is not None  # noqa: S101 - before the first, `known` is the prior
+            levels, _, days, jobs = self.before
+            self.share = share = 1.0 if last.hard or last.user not in self.load else 0.5 ** self._load(last)
+            ratios = last.ratios if share == 1 else [one**share for one in last.ratios]
+            levels = list(map(mul, levels, ratios))
             total = sum(levels)
-            self.known = At([one / total for one in levels], counted.until, start.days, start.jobs)
+            self.known = [one / total for one in levels], last.until, days, jobs
         return self.known
 
     def _carried(self, start: At, time: float, days: float, jobs: float) -> At:
-        levels = self._drifted(start, time, days, jobs)
-        return At(levels, max(time, start.time), max(days, start.days), max(jobs, start.jobs))
-
-    def _drifted(self, start: At, time: float, days: float, jobs: float) -> list[float]:
-        """To a later time, through the days and jobs in between, in which nothing happened; not yet adding up to 1."""
+        """To a later time, through the days and jobs in between, in which nothing happened."""
         levels, since, past, had = start
-        span = (time - since) * self.grid.change if 0 < since < time else 0.0
-        more, runs = days - past if days > past else 0.0, jobs - had if jobs > had else 0.0
-        if not (span or more or runs):
-            return levels
-        return [
-            one * (stays := exp(-rate)) + prior * span * (1 - stays) / rate
-            for one, (prior, worse, survive) in zip(levels, self.grid.drift)
-            if (rate := span + worse * more - survive * runs + 1e-12)
-        ]
+        grid = self.grid
+        span = (time - since) * grid.change if 0 < since < time else 0.0
+        if days < past:
+            days = past
+        if jobs < had:
+            jobs = had
+        more, runs = days - past, jobs - had
+        if span or more or runs:
+            levels = [
+                one * (stays := exp(-rate)) + prior * span * (1 - stays) / rate
+                for one, (prior, worse, survive) in zip(levels, grid.drift)
+                if (rate := span + worse * more - survive * runs + 1e-12)
+            ]
+        return levels, time if time > since else since, days, jobs
 
     def counted(self) -> Group:
         """The last incident, with the share that counts."""
-        last = self.last
-        assert last is not None  # noqa: S101 - callers have looked
-        if not last.user or last.hard or last.user not in self.load:
-            return last
-        return last._replace(share=0.5 ** self._load(last))
+        self.now()
+        assert self.last is not None  # noqa: S101 - callers have looked
+        return self.last._replace(share=self.share)
 
     def _load(self, group: Group) -> float:
         when, much = self.load.get(group.user, (group.time, 0.0))

@@ -59,6 +59,7 @@ def explain(
     case: Case,
     state: State,
     row: tuple[float, ...],
+    rate: float,
     signs: Mapping[str, Sign],
     where: Mapping[str, float],
     again: float,
@@ -66,7 +67,7 @@ def explain(
 ) -> Verdict:
     """`verdict` with its terms and advice."""
     first = verdict.node or max(verdict.responsible, key=lambda one: verdict.responsible[one], default="")
-    found = list(_terms(case, state, first, row, signs, where, again, s))
+    found = list(_terms(case, state, first, row, rate, signs, where, again, s))
     likeliest = max(verdict.masses, key=lambda one: verdict.masses[one])
 
     def pull(term: Term) -> float:
@@ -103,20 +104,18 @@ def _terms(
     state: State,
     first: str,
     row: tuple[float, ...],
+    rate: float,
     signs: Mapping[str, Sign],
     where: Mapping[str, float],
     again: float,
     s: Suspicion,
 ) -> Iterator[Term]:
-    from slurm_gpuhealth.correlate.verdict import failing
-
     attempt = case.attempt
     hours = max(0.0, attempt.end - attempt.start) / 3600
     if attempt.state in STATE:
         cause = {"BOOT_FAIL": "infrastructure", "OUT_OF_MEMORY": "application"}.get(attempt.state, "user")
         yield Term(STATE[attempt.state], {one: math.log(0.9 if one == cause else 0.03) for one in COLUMNS})
     else:
-        rate = failing(case, state, s)
         yield Term(f"this application fails by itself in {rate:.0%} of its runs", {"application": math.log(rate)})
         if first:
             found, chance = _ending(first, case, state, s)

@@ -11,18 +11,19 @@ A node's share of the blame (responsibility) goes to its suspicion as the likeli
 from __future__ import annotations
 
 import math
+from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_gpuhealth.correlate import suspicion, terms
 from slurm_gpuhealth.correlate.model import Verdict
 from slurm_gpuhealth.correlate.state import NodeState
 from slurm_gpuhealth.correlate.tally import Without
-from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY, grid, growth, rows, same_gpu
+from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY, growth, same_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from slurm_gpuhealth.correlate.model import GpuName
+    from slurm_gpuhealth.correlate.model import Attempt, GpuName
     from slurm_gpuhealth.correlate.state import Case, Incident, State, Weights
     from slurm_gpuhealth.correlate.weights import Grid
     from slurm_gpuhealth.settings import Suspicion
@@ -41,12 +42,15 @@ DYING = 600.0  # a node is found dead after SlurmdTimeout: however short its job
 CONTAINED, FOREIGN, SHARED = 5.0, 2.0, 15.0  # ratio: a contained error here, a hard one on another's GPU, one GPU twice
 LAG = 15.0  # seconds after a job's end in which what its node says has lost half of its weight
 LEAST = 0.02  # a log weight below this is not kept
+NOTHING: Weights = ()
 
 
 class Judged(NamedTuple):
     verdict: Verdict
     own: float
     """The application's share."""
+    failing: float
+    """How often the application fails by itself."""
     weights: dict[str, Weights]
     """Node → log likelihood of each level."""
     hard: frozenset[str]
@@ -64,15 +68,16 @@ class Sign(NamedTuple):
     foreign: bool = False
 
 
-def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, explained: bool = True) -> Judged:
+def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, g: Grid, explained: bool = True) -> Judged:
     """Pure in `state`: reads it only. `explained`: with its terms, which cost as much as the rest."""
     attempt = case.attempt
     days = max(0.0, attempt.end - attempt.start) / DAY
     if attempt.state == "NODE_FAIL":
         days = max(days, DYING / DAY)
-    table = STATES.get(attempt.state)
-    row = _row(case, state, s)
-    causes = _priors(case, days, state, leaves, s)
+    table, rate = STATES.get(attempt.state), failing(case, state, s)
+    nodes = state.nodes.get
+    row = _row(case, state, g, s)
+    causes = _priors(case, days, rate, leaves, s)
     if table:
         causes = {cause: table[cause] for cause in COLUMNS[1:]}
     told = dict(zip(COLUMNS, row))
@@ -80,29 +85,32 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, expl
         causes[cause] *= told[cause] * (NODE_FAIL[cause] if attempt.state == "NODE_FAIL" else 1.0)
     again = _again(case, key, state)
     causes["application"] *= again
-    echo = told["application"]
-    signs = {node: sign for node in attempt.nodes if (sign := _sign(case, node, state, s))}
-    known = state.fleet.events > 0
-    shares: dict[str, float] = {}
-    levels: dict[str, Weights] = {}
-    where = _named(case, s)
-    g, nodes = grid(s), state.nodes.get
-    chances = Chances(days, g)
+    at = {node: nodes(node) or NodeState() for node in attempt.nodes}
     apart = Without(key, attempt.start - s.before, attempt.end + s.after)
-    for node in attempt.nodes:
+    near = {
+        node: found
+        for node, known in at.items()
+        if known.events and (found := suspicion.incidents_in(known, apart.start, apart.end))
+    }
+    signs = {node: sign for node, found in near.items() if (sign := _sign(case, node, at[node], found, s))}
+    where = _named(case, s)
+    elsewhere, silent = where.get("", 1.0), 1 - s.seen_by_xid * 0.5 if state.fleet.events else 1.0
+    shares: dict[str, float] = {}
+    liked: dict[str, Weights] = {}
+    likes: dict[tuple[float, float], Weights] = {}
+    for node, known in at.items():
         sign = signs.get(node)
-        ratio = where.get(node, where.get("", 1.0)) * (sign.ratio if sign else 1 - s.seen_by_xid * 0.5 if known else 1)
+        ratio = where.get(node, elsewhere) * (sign.ratio if sign else silent)
         if attempt.state == "NODE_FAIL":
             ratio *= NODE_FAIL_NAMED if attempt.failed_node in (None, node) else NODE_FAIL_OTHER
-        odds = chances[_share(attempt, node, state)]
-        like = [one * told["node"] * ratio for one in odds]
-        like[-1] = odds[-1] * max(echo, told["node"]) * ratio
         if table and not signs:
             shares[node] = 1.0
             continue
-        found = suspicion.levels(nodes(node) or NEW, attempt.end, g, s, apart)
-        levels[node] = tuple(like)
-        shares[node] = sum(weight * one for weight, one in zip(found, like))
+        alike = _share(attempt, node, known), ratio
+        like = likes.get(alike) or likes.setdefault(alike, _like(days, *alike, told, g))
+        levels = suspicion.levels(known, attempt.end, g, s, apart, near.get(node, ()))
+        liked[node] = like
+        shares[node] = sum(map(mul, levels, like))
     if table:
         _scale(shares, table["node"], told["node"], signs, s)
     total = sum(causes.values()) + sum(shares.values()) or 1.0
@@ -112,7 +120,7 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, expl
     weights = (
         {}
         if table or case.kind == "thermal"
-        else {node: _weights(total - shares[node], one, s) for node, one in levels.items()}
+        else {node: _weights(total - shares[node], one, s) for node, one in liked.items()}
     )
     hard = frozenset(node for node, sign in signs.items() if sign.hard and not sign.foreign)
     if attempt.state == "NODE_FAIL" and attempt.failed_node:
@@ -123,11 +131,8 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, expl
         masses = _held_back(masses)
     verdict = _verdict(case, masses, blame, signs)
     if explained:
-        verdict = terms.explain(verdict, case, state, row, signs, where, again, s)
-    return Judged(verdict, own, weights, hard)
-
-
-NEW = NodeState()
+        verdict = terms.explain(verdict, case, state, row, rate, signs, where, again, s)
+    return Judged(verdict, own, rate, weights, hard)
 
 
 class Leaves(NamedTuple):
@@ -137,26 +142,24 @@ class Leaves(NamedTuple):
     width: Mapping[str, int]
 
 
-def _row(case: Case, state: State, s: Suspicion) -> tuple[float, ...]:
+def _row(case: Case, state: State, g: Grid, s: Suspicion) -> tuple[float, ...]:
     """The likelihood of what the log says. What programs leave behind here is learnt from their failures."""
     if case.kind is None:
         return ALIKE
-    table = rows(s)
-    row = table[case.kind]
+    row = g.rows[case.kind]
     kinds, shrink = state.fleet.kinds, 1.0 / growth(case.attempt.end, s.half_life)
-    total = sum(one[1] for one in table.values())
     seen = max(0.0, sum(kinds.values()) * shrink - case.own)
     like_it = max(0.0, kinds.get(case.kind, 0.0) * shrink - case.own)
-    learnt = (row[1] / total * s.log_runs + like_it) / (s.log_runs + seen) * total
+    learnt = (row[1] / g.programs * s.log_runs + like_it) / (s.log_runs + seen) * g.programs
     return (row[0], min(max(learnt, row[1] / 3), row[1] * 5, 1.0), *row[2:])
 
 
-def _priors(case: Case, days: float, state: State, leaves: Leaves, s: Suspicion) -> dict[str, float]:
+def _priors(case: Case, days: float, rate: float, leaves: Leaves, s: Suspicion) -> dict[str, float]:
     by_chance = 1 - math.exp(-s.fabric * days)
     under = {leaves.of[node] for node in case.attempt.nodes if node in leaves.of}
     fabric = by_chance * max(1, len(under)) + s.together * len(case.leaves)
     return {
-        "application": failing(case, state, s),
+        "application": rate,
         "fabric": min(fabric, 0.9) * (1.0 if len(case.attempt.nodes) > 1 else 0.3),
         "infrastructure": 1 - math.exp(-s.infrastructure * days) + s.together * case.shared,
         "user": 0.001,
@@ -194,15 +197,12 @@ def _again(case: Case, key: str, state: State) -> float:
     return strongest
 
 
-def _sign(case: Case, node: str, state: State, s: Suspicion) -> Sign | None:
+def _sign(case: Case, node: str, known: NodeState, near: Sequence[Incident], s: Suspicion) -> Sign | None:
     """The strongest that the node itself said while the attempt ran."""
-    known = state.nodes.get(node)
-    if known is None or not known.events:
-        return None
     attempt, best = case.attempt, None
     held = attempt.gpus.get(node) if attempt.gpus else None
     days = max(0.0, attempt.end - attempt.start) / DAY
-    for event in suspicion.incidents_in(known, attempt.start - s.before, attempt.end + s.after):
+    for event in near:
         lag = event.time - attempt.end
         if lag > 0 and _of_a_later_job(known, attempt.end, event):
             continue
@@ -254,26 +254,21 @@ def _named(case: Case, s: Suspicion) -> dict[str, float]:
     return {"": (1 - s.named) * every / (every - named), **dict.fromkeys(case.hosts, s.named * every / named)}
 
 
-class Chances(dict[float, list[float]]):
-    """Share of a node that a job had → odds, by level, that the node ended it."""
-
-    def __init__(self, days: float, grid: Grid) -> None:
-        super().__init__()
-        self.days, self.grid = days, grid
-
-    def __missing__(self, share: float) -> list[float]:
-        one = [
-            min(50.0, math.expm1(min(4.0, hazard * self.days * share)) + start / (1 - start) * share)
-            for hazard, start in zip(self.grid.hazard, self.grid.start)
-        ]
-        self[share] = one
-        return one
+def _like(days: float, share: float, ratio: float, told: Mapping[str, float], g: Grid) -> Weights:
+    """The likelihood of each level, of a node of which a job had that share. What a broken one leaves in a log may look
+    as if the program had failed."""
+    days *= share
+    odds = [
+        50.0 if hazard * days > 3.9 else min(50.0, math.expm1(hazard * days) + start * share)
+        for hazard, start in g.odds
+    ]
+    node = told["node"] * ratio
+    return (*[one * node for one in odds[:-1]], odds[-1] * max(told["application"], told["node"]) * ratio)
 
 
-def _share(attempt: object, node: str, state: State) -> float:
-    gpus = getattr(attempt, "gpus", None)
-    known = state.nodes.get(node) if gpus else None
-    return min(1.0, len(gpus.get(node, ())) / known.width) if known and gpus and gpus.get(node) else 1.0
+def _share(attempt: Attempt, node: str, known: NodeState) -> float:
+    held = attempt.gpus.get(node) if attempt.gpus else None
+    return min(1.0, len(held) / known.width) if held else 1.0
 
 
 def _scale(shares: dict[str, float], mass: float, told: float, signs: Mapping[str, Sign], s: Suspicion) -> None:
@@ -289,9 +284,10 @@ def _scale(shares: dict[str, float], mass: float, told: float, signs: Mapping[st
 def _weights(rest: float, like: Weights, s: Suspicion) -> Weights:
     """The log likelihood of each level: what else may have ended the attempt, plus this node at that level."""
     base = rest + like[0]
-    if base <= 0:
-        return tuple(0.0 for _ in like)
-    return tuple([round(math.log(min(s.most, (rest + one) / base)), 4) for one in like])
+    if base <= 0 or max(like) - min(like) < LEAST / 2 * base:
+        return NOTHING
+    most, log = s.most * base, math.log
+    return tuple([round(log((rest + one if rest + one < most else most) / base), 4) for one in like])
 
 
 def _held_back(masses: Mapping[str, float]) -> dict[str, float]:

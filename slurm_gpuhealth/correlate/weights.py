@@ -63,12 +63,18 @@ class Grid(NamedTuple):
     hazard: Row
     """Failures a day."""
     start: Row
+    odds: tuple[tuple[float, float], ...]
+    """Of each its hazard, and start as odds."""
     seen: Row
     """log likelihood of a hard event out of any job, over that of level 0."""
     drift: tuple[tuple[float, float, float], ...]
     """Of each its prior, its hazard over level 0's, log(1 - start)."""
     change: float
     """Which share of the nodes changes its level, a second."""
+    rows: Mapping[str, Row]
+    """The likelihood table of the log's kinds."""
+    programs: float
+    """What its column of the programs adds up to."""
 
 
 @lru_cache(maxsize=8)
@@ -82,20 +88,18 @@ def grid(s: Suspicion) -> Grid:
         priors,
         tuple(s.hazards),
         tuple(s.starts),
+        tuple((hazard, start / (1 - start)) for hazard, start in zip(s.hazards, s.starts)),
         tuple(math.log(rate / rates[0]) for rate in rates),
         tuple(zip(priors, worse, survive)),
         math.log(2) / s.half_life,
+        table := {kind: getattr(s, f"log_{kind}") for kind in KINDS},
+        sum(row[1] for row in table.values()),
     )
 
 
 def growth(time: float, half_life: float) -> float:
     """What one unit at `time` is worth in units of EPOCH."""
     return float(2.0 ** ((time - EPOCH) / half_life))
-
-
-@lru_cache(maxsize=8)
-def rows(s: Suspicion) -> Mapping[str, Row]:
-    return {kind: getattr(s, f"log_{kind}") for kind in KINDS}
 
 
 def kind_of(attempt: Attempt, reading: Reading | None) -> str | None:
