@@ -174,7 +174,10 @@ class Tally:
             assert last is not None  # noqa: S101 - before the first, `known` is the prior
             levels, _, days, jobs = self.before
             self.share = share = 1.0 if last.hard or last.user not in self.load else 0.5 ** self._load(last)
-            ratios = last.ratios if share == 1 else [one**share for one in last.ratios]
+            ratios = last.ratios
+            if share != 1:  # a job whose word counts less is, as much less, one that the node let live
+                drift = self.grid.drift
+                ratios = [one**share * exp((share - 1) * alive) for one, (_, _, alive) in zip(ratios, drift)]
             levels = list(map(mul, levels, ratios))
             total = sum(levels)
             self.known = [one / total for one in levels], last.until, days, jobs

@@ -41,6 +41,7 @@ NODE_FAIL_NAMED, NODE_FAIL_OTHER = 0.35, 1e-6
 DYING = 600.0  # a node is found dead after SlurmdTimeout: however short its job was, it had that long to die
 CONTAINED, FOREIGN, SHARED = 5.0, 2.0, 15.0  # ratio: a contained error here, a hard one on another's GPU, one GPU twice
 LAG = 15.0  # seconds after a job's end in which what its node says has lost half of its weight
+AT_END, LATER = 300.0, 0.3  # so long before a job's end; share of those that a fault ends which live on for longer
 LEAST = 0.02  # a log weight below this is not kept
 NOTHING: Weights = ()
 
@@ -213,6 +214,8 @@ def _sign(case: Case, node: str, known: NodeState, near: Sequence[Incident], s: 
             # a failure; what counts is how many such events are harmless.
             harmless = s.benign * max(days, 1 / 1440)
             ratio = FOREIGN if own is False else max(2.0, event.strength * s.seen_by_xid / harmless)
+            if own is not False and event.until >= attempt.end - AT_END:  # one by chance could have come at any time
+                ratio *= max(1.0, (1 - LATER) * (attempt.end - attempt.start) / AT_END)
         elif event.kind in ("weak", "link") and own is not False:
             ratio = CONTAINED if event.strength >= 0.1 else 1.5
         elif event.kind == "application" and own is not False:
