@@ -87,6 +87,8 @@ def explain(
         )
     elif verdict.cause == "application" and (node := next((name for name, one in signs.items() if one.hard), "")):
         advice = f"look at the program, and have {node} tested: it reported a hardware fault on a GPU of this job"
+    elif verdict.cause == "application" and hot:
+        advice = "look at the program; its node was slowed by heat, which is a ticket for the cooling"
     elif verdict.cause == "application" and _suspected(state, case, s):
         advice = "look at the program; its node is suspected too: gpuhealth lemons"
     return verdict._replace(terms=tuple(kept), advice=advice)

@@ -168,6 +168,14 @@ class TestTerms:
         assert verdict.cause == "application"
         assert "have n1 tested" in verdict.advice
 
+    def test_heat_is_told_also_where_it_did_not_end_the_job(self):
+        correlator = Correlator(Suspicion())
+        for one in range(9):
+            correlator.attempt(attempt(nodes=("n2",), job=10 + one, log_class="nothing"))
+        correlator.event(Event(NOW + 190, "n1", 3, "nvml", "hw_thermal", "warning"))
+        verdict = correlator.attempt(attempt(log_class="nothing"))
+        assert (verdict.cause, "slowed by heat" in verdict.advice) == ("application", True)
+
     def test_what_failed_at_once_is_told(self):
         correlator = Correlator(Suspicion(), {"leaf1": ["n0", "n1", "n2", "n3"], "leaf2": ["n4", "n5", "n6", "n7"]})
         for one in range(300):
