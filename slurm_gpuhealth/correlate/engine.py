@@ -37,6 +37,7 @@ RISE = 3.0  # a node whose odds of being bad change by this factor has its attem
 BURST = 6 * 3600.0  # a program with a new bug fails again and again until it is mended
 LATELY = 0.3  # the weight of an application's last run in its rate of late
 PRINTS = 8
+NODES = 4  # on which an application last completed, or failed
 
 
 class Correlator:
@@ -76,7 +77,7 @@ class Correlator:
         if again:
             before = home.cases[key]
             case.own, case.lately = before.own, before.lately
-            case.shared, case.leaves = before.shared, before.leaves
+            case.shared, case.leaves, case.apart = before.shared, before.leaves, before.apart
             if same_evidence(case, before):
                 return judge(before, key, self.state, self.leaves, self.settings, self.grid, self.explained).verdict
         home.cases[key] = case
@@ -86,7 +87,11 @@ class Correlator:
             self._remember_print(case, key)
         app = self.state.applications[name]
         if not again:
-            case.lately = app.lately if case.attempt.end - app.ended < BURST else 0.0
+            case.lately = app.lately if attempt.end - app.ended < BURST else 0.0
+            if attempt.state not in STATES:
+                case.apart = len(attempt.nodes) == 1 and _only_here(app, attempt.nodes[0], attempt.end)
+                for node in attempt.nodes[:NODES]:
+                    _mark(app.died, node, attempt.end)
         judged = self._judge(case, key, fresh=not again)
         self._rescored.pop(key, None)
         if not again and attempt.state not in STATES:
@@ -159,8 +164,7 @@ class Correlator:
         app.runs += unit
         if attempt.state == "COMPLETED":
             app.lately *= 1 - LATELY
-            if len(app.fine) < 2 and attempt.nodes[0] not in app.fine:
-                app.fine.append(attempt.nodes[0])
+            _mark(app.well, attempt.nodes[0], end)
             app.ended = max(app.ended, end)
         all_of = self.state.fleet
         all_of.runs += unit
@@ -232,11 +236,12 @@ class Correlator:
         if not fleet.unexplained(case) or case.attempt.state in STATES:
             case.shared, case.leaves = 0.0, ()  # its log has come since, and says why it failed
             return
-        case.shared = max(case.shared, fleet.surge(self.state.fleet, case))
         s, widths = self.settings, self.leaves.width
         for leaf in {self.leaves.of[node] for node in case.attempt.nodes if node in self.leaves.of} - {*case.leaves}:
             if fleet.co_failing(self.state.fleet, case, leaf, widths[leaf], len(widths), s) < s.leaf_alarm:
                 case.leaves = *case.leaves, leaf
+        shared = fleet.surge(self.state.fleet, case)
+        case.shared = shared if case.leaves else max(case.shared, shared)  # before the alarm, it was the leaf's
 
     def _learn(self, case: Case, own: float, unit: float, fresh: bool) -> None:
         more = (own - case.own) * unit
@@ -268,6 +273,7 @@ class Correlator:
             hard,
             unexplained,
             *((old.days, old.jobs) if old else (round(node.days, 3), round(node.jobs, 3))),
+            case.apart,
         )
         if old and weights and old.weights and old.hard == hard and _alike(node, old.weights, weights):
             return  # what the node's evidence comes to stays as it is
@@ -304,7 +310,7 @@ class Correlator:
         if case.shared:
             for other, home in fleet.beside(self.state.fleet, case):
                 before = self.state.nodes[home].cases.get(other) if home in self.state.nodes else None
-                if before and before.cause in ("node", "unknown"):
+                if before and before.shared + CHANGED < case.shared:
                     self._again(other, home)
         for leaf in case.leaves:
             for other, home in fleet.under(self.state.fleet, case, leaf, self.settings.leaf_window):
@@ -353,6 +359,20 @@ class Correlator:
         node.tests[level] = event.time, passed
         node.touched()
         self._ripple(event.node, event.time)
+
+
+def _mark(when: dict[str, float], node: str, time: float) -> None:
+    when.pop(node, None)  # the newest last
+    when[node] = time
+    if len(when) > NODES:
+        del when[next(iter(when))]
+
+
+def _only_here(app: AppState, node: str, time: float) -> bool:
+    """Whether the application, within a day, failed on no other node, and completed on one since its last failure."""
+    last = app.died.get(node, time - DAY)
+    elsewhere = any(one != node and when > time - DAY for one, when in app.died.items())
+    return not elsewhere and any(one != node and when > last for one, when in app.well.items())
 
 
 def _odds(p: float) -> float:

@@ -61,11 +61,12 @@ def co_failing(fleet: FleetState, case: Case, leaf: str, width: int, leaves: int
 def surge(fleet: FleetState, case: Case) -> float:
     """How much of what fails now, on other nodes and of other users, is more than usual: 0 to 1.
 
-    Power, a file system, a broken image: three users at least, on nodes apart, and not by chance.
+    Power, a file system, a broken image: three users at least, on nodes apart, and not by chance. What a leaf switch
+    explains is left out.
     """
     most = 0.0
     for window, least in ((SURGE, 3), (ABRUPT, 2)):
-        users = _users(fleet, case.attempt.end, window, case.attempt.nodes) - {case.attempt.user}
+        users = _users(fleet, case.attempt.end, window, case.attempt.nodes, case.leaves) - {case.attempt.user}
         expected = max(fleet.usual, 0.5) * window / SURGE
         if len(users) >= max(least, expected) and poisson_tail(len(users), expected) <= 1e-3:
             most = max(most, 1 - expected / len(users))
@@ -82,9 +83,13 @@ def under(fleet: FleetState, case: Case, leaf: str, window: float) -> list[tuple
     return [(one[5], one[3]) for one in _around(fleet, case.attempt.end, window) if leaf in one[4]]
 
 
-def _users(fleet: FleetState, time: float, window: float, nodes: Iterable[str]) -> set[str]:
-    apart = set(nodes)
-    return {one[1] for one in _around(fleet, time, window) if one[3] not in apart}
+def _users(
+    fleet: FleetState, time: float, window: float, nodes: Iterable[str], leaves: tuple[str, ...] = ()
+) -> set[str]:
+    near, apart = _around(fleet, time, window), set(nodes)
+    if leaves:
+        near = [one for one in near if not any(leaf in one[4] for leaf in leaves)]
+    return {one[1] for one in near if one[3] not in apart}
 
 
 def _around(fleet: FleetState, time: float, window: float) -> list[Any]:

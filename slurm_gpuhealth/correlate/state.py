@@ -81,6 +81,8 @@ class Case(Kept):
     """How much of what failed just then, elsewhere too, was more than usual."""
     leaves: tuple[str, ...] = ()
     """Leaf switches of its nodes under which other jobs failed at once."""
+    apart: bool = False
+    """Its application failed on this node alone of late, and has completed elsewhere since it last did."""
 
     @classmethod
     def from_json(cls, data: list[Any]) -> Case:
@@ -112,6 +114,8 @@ class Record(NamedTuple):
     days: float = 0.0
     jobs: float = 0.0
     """The node's, at its end."""
+    apart: bool = False
+    """The case's: it does not say again what the user's jobs say everywhere."""
 
 
 @dataclass
@@ -183,8 +187,10 @@ class AppState(Kept):
     """Its last failures: [case, home, fingerprint, rank, iteration, nodes]."""
     judged: float = 0.0
     """How often it fails by itself, as those were last judged."""
-    fine: list[str] = field(default_factory=list)
-    """Two nodes on which it has completed."""
+    well: dict[str, float] = field(default_factory=dict)
+    """Node → when it last completed there: the last four."""
+    died: dict[str, float] = field(default_factory=dict)
+    """The same of its failures."""
 
 
 @dataclass

@@ -182,7 +182,7 @@ def _with_rung(one: Suspicion, state: State, sure: bool, wave: bool, time: float
 def _elsewhere(state: State, record: Record, node: str) -> bool:
     """Whether the application has completed on another node."""
     app = state.applications.get(record.application)
-    return app is not None and any(name != node for name in app.fine)
+    return app is not None and any(name != node for name in app.well)
 
 
 def _after_tests(rung: str, node: NodeState) -> str:

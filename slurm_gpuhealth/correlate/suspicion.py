@@ -73,9 +73,9 @@ def _tests(node: NodeState, time: float, grid: Grid, s: Suspicion) -> float:
     only the most telling pass counts; and only what is newer than the last repair."""
     passed = failed = 0.0
     for level, (when, good) in node.tests.items():
-        if when < node.repaired or not level.isdigit():
+        if when < node.repaired or level not in ("1", "2", "3", "4"):
             continue
-        recall = s.recall[min(max(int(level), 1), 4) - 1]
+        recall = s.recall[int(level) - 1]
         worth = math.exp(-abs(time - when) * grid.change)
         if good:
             passed = min(passed, worth * math.log((1 - recall) / s.specificity))
@@ -148,7 +148,8 @@ def item_of(record: Record, key: str) -> Item | None:
     if not record.weights:
         return None
     ratios = list(map(exp, record.weights))
-    return Item(record.start, record.end, ratios, record.user, record.hard, None, key, record.days, record.jobs)
+    user = "" if record.apart else record.user
+    return Item(record.start, record.end, ratios, user, record.hard, None, key, record.days, record.jobs)
 
 
 def _items(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) -> Iterator[Item]:

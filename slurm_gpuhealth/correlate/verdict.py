@@ -179,7 +179,8 @@ def failing(case: Case, state: State, s: Suspicion) -> float:
         return max(s.least, mean)
     runs = max(0.0, app.runs * shrink - 1)
     failed = min(runs, max(0.0, app.failed * shrink - case.own))
-    return max(s.least, min(0.98, max(case.lately, (failed + s.runs * mean) / (runs + s.runs))))
+    lately = 0.0 if case.apart else case.lately * (1 - case.shared)
+    return max(s.least, min(0.98, max(lately, (failed + s.runs * mean) / (runs + s.runs))))
 
 
 def _again(case: Case, key: str, state: State) -> float:
@@ -212,7 +213,7 @@ def _sign(case: Case, node: str, known: NodeState, near: Sequence[Incident], s: 
         if event.kind == "hard":
             # How long the job ran says nothing here: the event was as likely to come by chance in that time as by
             # a failure; what counts is how many such events are harmless.
-            harmless = s.benign * max(days, 1 / 1440)
+            harmless = s.benign * max(days, 1 / 1440) * (_share(attempt, node, known) if own else 1.0)
             ratio = FOREIGN if own is False else max(2.0, event.strength * s.seen_by_xid / harmless)
             if own is not False and event.until >= attempt.end - AT_END:  # one by chance could have come at any time
                 ratio *= max(1.0, (1 - LATER) * (attempt.end - attempt.start) / AT_END)

@@ -167,7 +167,54 @@ def test_what_is_worked_out_step_by_step_is_what_is_worked_out_anew():
     assert seen > 80
 
 
+class TestOnlyHere:
+    """An application that fails on one node alone, and completes on others all the while."""
+
+    GOOD = tuple(attempt(job, "ann", "COMPLETED", [f"n{2 + job % 9}"], hours=0.5) for job in range(40))
+
+    def test_it_is_the_node(self):
+        bad = [attempt(1000 + job, "ann", start=NOW + (10 + job) * HOUR, hours=0.3) for job in range(20)]
+        items = sorted([*self.GOOD, *bad], key=lambda one: one.end)
+        correlator, verdicts = played(items)
+        assert correlator.suspicion("n1", items[-1].end).p_lemon > 0.9
+        assert {verdicts[1000 + job].node for job in range(10, 20)} == {"n1"}
+
+    def test_it_is_the_program_where_the_last_tasks_of_an_array_are_bad_and_one_node_is_free_to_take_them(self):
+        bad = [attempt(1000 + job, "ann", start=self.GOOD[-1].end + job * 60, hours=0.01) for job in range(20)]
+        correlator, verdicts = played([*self.GOOD, *bad])
+        assert correlator.suspicion("n1", bad[-1].end).p_lemon < 0.3
+        assert [verdicts[1000 + job].cause for job in range(5, 20)] == ["application"] * 15
+
+    def test_it_is_the_program_where_it_fails_on_a_second_node_too(self):
+        bad = [
+            attempt(1000 + job, "ann", nodes=[f"n{1 + 19 * (job % 2)}"], start=NOW + (10 + job) * HOUR, hours=0.3)
+            for job in range(20)
+        ]
+        correlator, verdicts = played(sorted([*self.GOOD, *bad], key=lambda one: one.end))
+        assert max(correlator.suspicion(node, bad[-1].end).p_lemon for node in ("n1", "n20")) < 0.5
+        assert "node" not in [verdicts[1000 + job].cause for job in range(4, 20)]
+
+
 class TestEvidence:
+    def test_a_gpu_lost_just_before_the_end_outweighs_what_python_says_of_it(self):
+        """`CUDA error: unspecified launch failure` is all that a program sees of a GPU that falls off the bus."""
+        good = [attempt(job, "ann", "FAILED" if job % 4 == 0 else "COMPLETED", [f"n{2 + job}"]) for job in range(20)]
+        job = attempt(30, "ann", hours=3, gpus={"n1": ("GPU-a", "GPU-b")}, log_class="application")
+        just, hour = (
+            played([*good, Event(job.end - before, "n1", "GPU-b", "xid", "79"), job])[1][30].masses["node"]
+            for before in (5, HOUR)
+        )
+        assert just > 0.9
+        assert hour < just - 0.1
+
+    def test_a_fault_of_one_gpu_by_chance_is_rarely_on_the_jobs_own(self):
+        good = [attempt(job, "ann", "FAILED" if job % 4 == 0 else "COMPLETED", [f"n{2 + job}"]) for job in range(20)]
+        whole = attempt(1, "eve", "COMPLETED", gpus={"n1": tuple(range(8))}, start=NOW - 9 * HOUR)
+        one, eight = (attempt(30, "ann", hours=9, gpus={"n1": gpus}) for gpus in ((3,), tuple(range(8))))
+        event = Event(one.end - HOUR, "n1", 3, "xid", "79")
+        of_one, of_eight = (played([whole, *good, event, job])[1][30].masses["node"] for job in (one, eight))
+        assert 0.5 < of_eight < of_one - 0.02
+
     def test_a_hard_event_on_the_jobs_gpu_names_node_and_gpu(self):
         job = attempt(
             1, nodes=["n1", "n2"], gpus={"n1": ("GPU-a", "GPU-b"), "n2": ("GPU-c", "GPU-d")}, log_class="comm"

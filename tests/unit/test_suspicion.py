@@ -85,6 +85,12 @@ class TestIncidents:
         others = after(*(job(one, one / 3, f"u{one}") for one in range(8)))
         assert p(own, 3) < 0.2 < 0.8 < p(others, 3)
 
+    def test_but_they_are_no_alibi_for_it(self):
+        """A node that kills jobs at their start, and one user's array that goes on trying it."""
+        six = [job(number, number / 240, f"u{number % 6}", hours=0.02) for number in range(6)]
+        array = [job(10 + number, (6 + number) / 240, "u0", hours=0.02) for number in range(20)]
+        assert p(after(*six, *array), 1) >= p(after(*six), 1) > 0.5
+
     def test_gpus_are_told_apart(self):
         correlator = after(xid(0, gpu="GPU-b"), xid(3, gpu="GPU-b"), xid(6, gpu="GPU-c"))
         shares = correlator.suspicion("n1", NOW + 6 * DAY).gpus

@@ -176,16 +176,32 @@ class TestTerms:
         verdict = correlator.attempt(attempt(log_class="nothing"))
         assert (verdict.cause, "slowed by heat" in verdict.advice) == ("application", True)
 
-    def test_what_failed_at_once_is_told(self):
-        correlator = Correlator(Suspicion(), {"leaf1": ["n0", "n1", "n2", "n3"], "leaf2": ["n4", "n5", "n6", "n7"]})
+    @pytest.mark.parametrize(
+        ("leaves", "cause", "said", "unsaid"),
+        [
+            (
+                {"leaf1": ["n0", "n1", "n2", "n3"], "leaf2": ["n4", "n5", "n6", "n7"]},
+                "fabric",
+                "under leaf",
+                "other users",
+            ),
+            ({}, "infrastructure", "other users on other nodes failed", "under leaf"),
+        ],
+    )
+    def test_what_failed_at_once_is_told_and_a_switch_explains_what_failed_under_it(self, leaves, cause, said, unsaid):
+        correlator = Correlator(Suspicion(), leaves)
         for one in range(300):
             correlator.attempt(attempt("COMPLETED", (f"n{one % 8}",), job=100 + one)._replace(user=f"u{one % 9}"))
-        for one in range(4):
-            nodes = f"n{one}", f"n{(one + 1) % 4}"
+        verdicts = {}
+        for one in range(6):
+            nodes = f"n{one % 4}", f"n{(one + 1) % 4}"
             last = correlator.attempt(attempt(nodes=nodes, job=one, log_class="communication")._replace(user=f"v{one}"))
-        assert last.cause == "fabric"
-        assert any("under leaf switch leaf1 failed within 15 min" in term.text for term in last.terms)
-        assert any("other users on other nodes failed" in term.text for term in last.terms)
+            verdicts[one] = last.cause
+            verdicts.update({old.job: old.cause for old in correlator.rescored()})
+        assert last.cause == cause
+        assert any(said in term.text for term in last.terms)
+        assert not any(unsaid in term.text for term in last.terms)
+        assert set(verdicts.values()) == {cause}, "the first too, once it is known"
 
     def test_what_the_node_ends_of_such_jobs_is_what_was_reckoned_with(self):
         correlator = Correlator(Suspicion())
