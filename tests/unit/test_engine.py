@@ -195,6 +195,18 @@ class TestOnlyHere:
         assert "node" not in [verdicts[1000 + job].cause for job in range(4, 20)]
 
 
+def test_a_broken_image_that_ends_every_job_of_all_in_seconds_is_no_programs_fault():
+    good = [attempt(job, f"u{job % 10}", "COMPLETED", [f"n{job % 20}"], NOW + job * HOUR / 20) for job in range(400)]
+    bad = [
+        attempt(1000 + job, f"u{job % 10}", nodes=[f"n{job % 20}"], start=good[-1].end + job * 12, hours=0.001)
+        for job in range(200)
+    ]
+    verdicts = played([*good, *bad])[1]
+    causes = [verdicts[job.job].cause for job in bad]
+    assert causes.count("infrastructure") > 150
+    assert "node" not in causes
+
+
 class TestEvidence:
     def test_a_gpu_lost_just_before_the_end_outweighs_what_python_says_of_it(self):
         """`CUDA error: unspecified launch failure` is all that a program sees of a GPU that falls off the bus."""
