@@ -10,7 +10,7 @@ from slurm_gpuhealth.correlate import fleet, suspicion
 from slurm_gpuhealth.correlate.model import Suspicion
 from slurm_gpuhealth.correlate.state import State
 from slurm_gpuhealth.correlate.verdict import STATES
-from slurm_gpuhealth.correlate.weights import DAY, grid, growth
+from slurm_gpuhealth.correlate.weights import COLUMNS, DAY, grid, growth
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -98,33 +98,40 @@ def _last_test(node: NodeState) -> str:
     return f"L{level} {'pass' if passed else 'fail'} {clock.strftime('%Y-%m-%d', clock.gmtime(when))}"
 
 
-def _unexplained(node: NodeState, time: float, state: State, s: settings.Suspicion) -> Iterator[Record]:
-    """Failures of which it has most of the blame: not of a large job, of what the program says itself, or was ended."""
+def _unexplained(node: NodeState, time: float, state: State, s: settings.Suspicion) -> Iterator[tuple[Record, bool]]:
+    """Failures of which it has most of the blame, and whether their logs speak of hardware: not of a large job, of what
+    the program says itself, or was ended."""
     for key, one in node.records.items():
         if one.end >= time - s.horizon and one.blame >= 0.5:
             home = state.nodes.get(one.home)
             case = home.cases.get(key) if home else None
             if case is None or (case.kind != "application" and case.attempt.state not in STATES):
-                yield one
+                yield one, bool(case and case.kind == "hardware")
 
 
 def _chance(node: NodeState, time: float, state: State, s: settings.Suspicion) -> tuple[float, int, float]:
     """P(so many applications fail here unexplained within some days, or more), how many did, and how many one expects.
 
     Of SPANS up to the newest of them the most telling, at the price of having looked at each: a past in which the node
-    was good, and failures that their own logs explain, are no excuse.
+    was good, and failures that their own logs explain, are no excuse. Those whose logs speak of hardware also by
+    themselves: programs rarely leave such.
     """
-    failed = sorted(_unexplained(node, time, state, s), key=lambda one: one.end)
-    best = 1.0, len({one.application for one in failed}), 0.0
-    for span in SPANS:
-        first: dict[str, float] = {}  # application → how many jobs the node had had by its first failure in the span
-        for one in failed:
-            if one.end > failed[-1].end - span * DAY:
-                first.setdefault(one.application, one.jobs)
-        count, jobs = len(first), list(first.values()) or [0.0]
-        expected = (max(jobs) - min(jobs)) * _usual(node, time, state.fleet, s)
-        # The stretch begins with a failure: it is those after it that are counted.
-        best = min(best, (min(1.0, len(SPANS) * fleet.poisson_tail(count - 1, expected)), count, expected))
+    told = sorted(_unexplained(node, time, state, s), key=lambda one: one[0].end)
+    best = 1.0, len({one.application for one, _ in told}), 0.0
+    g, usual = grid(s), _usual(node, time, state.fleet, s)
+    rare = g.rows["hardware"][COLUMNS.index("application")] / g.programs
+    for rate, failed in ((usual, [one for one, _ in told]), (usual * rare, [one for one, hard in told if hard])):
+        for span in SPANS if failed else ():
+            first: dict[
+                str, float
+            ] = {}  # application → how many jobs the node had had by its first failure in the span
+            for one in failed:
+                if one.end > failed[-1].end - span * DAY:
+                    first.setdefault(one.application, one.jobs)
+            count, expected = len(first), (max(first.values()) - min(first.values())) * rate
+            # The stretch begins with a failure: it is those after it that are counted.
+            chance = min(1.0, len(SPANS) * fleet.poisson_tail(count - 1, expected))
+            best = min(best, (chance, count, expected))
     return best
 
 

@@ -160,6 +160,16 @@ class TestRungs:
         found = after(*fine, *died).suspicions(NOW + 1.1 * DAY)
         assert [(one.node, one.rung) for one in found] == [("n1", "L4")]
 
+    def test_they_are_enough_on_a_cluster_where_much_fails(self):
+        much = [
+            job(100 + one, one / 90, f"v{one % 3}", ("COMPLETED", "FAILED")[one % 2], f"n{1 + one % 5}")
+            for one in range(60)
+        ]
+        fine = [job(200 + one, 1 + one / 900, f"u{one % 3}", "COMPLETED", f"n{3 + one % 2}", 0.01) for one in range(6)]
+        died = [job(one, 1.2 + one / 900, f"u{one}", hours=0.001, log_class="hardware") for one in range(3)]
+        found = after(*much, *fine, *died).suspicions(NOW + 1.3 * DAY)
+        assert [(one.node, one.rung) for one in found if one.node == "n1"] == [("n1", "L4")]
+
     def test_a_long_past_with_the_usual_failures_keeps_no_node_from_its_test(self):
         past = [job(5000 + one, one / 6, f"u{one % 12}", "COMPLETED", f"n{1 + one % 4}", hours=1) for one in range(480)]
         past[4::8] = [one._replace(state="FAILED", log_class="application") for one in past[4::8]]
