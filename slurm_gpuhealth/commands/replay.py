@@ -12,7 +12,10 @@ import click
 from slurm_gpuhealth.commands import common
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from slurm_gpuhealth.correlate.model import Suspicion, Verdict
+    from slurm_gpuhealth.correlate.state import NodeState
     from slurm_gpuhealth.settings import Settings
 
 FILE = click.Path(exists=True, dir_okay=False)
@@ -43,8 +46,20 @@ def replay(node: str, jobs: str, events: str, topology: str | None, every: float
         for one in history.run(jobs, events, correlator, every, 0.005 if as_json else 0.05):
             show.add(one)
         show.end()
+        _warn(correlator.state.nodes)
     except history.HistoryError as error:
         raise click.ClickException(f"{error} (docs/replay.md says what belongs there)") from None
+
+
+def _warn(nodes: Mapping[str, NodeState]) -> None:
+    """Of a node that is called one thing in JOBS and another in EVENTS: neither would be found."""
+    idle = {name for name, one in nodes.items() if not one.jobs}
+    short = {name.partition(".")[0]: name for name in nodes.keys() - idle}
+    twice = [(name, short[name.partition(".")[0]]) for name in sorted(idle) if name.partition(".")[0] in short]
+    if twice:
+        other, name = twice[0]
+        more = f", and {len(twice) - 1} more" if len(twice) > 1 else ""
+        click.echo(f"gpuhealth: {other} of EVENTS and {name} of JOBS are taken for two nodes{more}", err=True)
 
 
 def _settings(node: str) -> Settings:

@@ -134,6 +134,13 @@ def test_for_people_it_is_a_table(replay):
     assert "n3" in result.output
 
 
+def test_a_node_that_is_called_otherwise_in_the_events_is_told(replay):
+    jobs, events = rows()
+    told = "n3.cluster.example of EVENTS and n3 of JOBS are taken for two nodes"
+    assert told in replay(jobs, [{**one, "node": f"{one['node']}.cluster.example"} for one in events]).output
+    assert "taken for two nodes" not in replay(jobs, [*events, {**events[0], "node": "spare.example"}]).output
+
+
 def test_empty_files_are_no_error(replay):
     assert replay([], []).output == "0 failed attempts: none\nno node is suspected\n"
 
