@@ -16,7 +16,7 @@ unit: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 
 integration: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 	GPUHEALTH_HISTORIES=10000 $(PYTHON) -m pytest tests/unit/test_ladder_properties.py
-	$(PYTHON) -m pytest tests/integration
+	$(PYTHON) -m pytest tests/integration --reruns 1 -rR
 
 bench: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 	for file in bench/*.py; do $(PYTHON) $$file || exit 1; done

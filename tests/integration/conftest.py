@@ -40,3 +40,10 @@ def cluster(shared_cluster):
 @pytest.fixture
 def slurm(cluster):
     return settings.Slurm(conf=str(cluster.conf))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What passed only when it was run again is shown as a failure is: a stalled machine, or a fault that is rare."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.section(f"run again: {report.nodeid}", "_")
+        terminalreporter.line(report.longreprtext)
