@@ -33,7 +33,7 @@ NUMBER = rb"(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*[,}]"
 TIME = {key: re.compile(rb'"%s"\s*:\s*' % key.encode() + NUMBER) for key in ("end", "time")}
 BACKSLASH = ord("\\")
 LONGEST = 64 << 20
-BATCH = 1000
+BATCH = 100  # attempts in one message: what stays in the processor's cache
 
 
 class HistoryError(Exception):
