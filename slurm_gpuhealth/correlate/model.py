@@ -197,7 +197,7 @@ def read_attempt(row: Mapping[str, Any]) -> Attempt:
             _seconds(row, "start"),
             _seconds(row, "end"),
             tuple(dict.fromkeys(map(_node, _list(row["nodes"])))),
-            {node: tuple(map(_gpu, _list(one))) for node, one in gpus.items()} if gpus else None,
+            {node: _one(tuple(map(_gpu, _list(one)))) for node, one in gpus.items()} if gpus else None,
             _text(row.get("failed_node")),
             _text(row.get("log")),
             _text(row.get("log_class")),
@@ -275,7 +275,7 @@ def _list(value: Any) -> list[Any]:
 def _node(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise TypeError(f"{str(value)[:80]!r}, where a name belongs")
-    return value
+    return intern(value)
 
 
 def _text(value: Any) -> str | None:

@@ -122,9 +122,7 @@ def _chance(node: NodeState, time: float, state: State, s: settings.Suspicion) -
     rare = g.rows["hardware"][COLUMNS.index("application")] / g.programs
     for rate, failed in ((usual, [one for one, _ in told]), (usual * rare, [one for one, hard in told if hard])):
         for span in SPANS if failed else ():
-            first: dict[
-                str, float
-            ] = {}  # application → how many jobs the node had had by its first failure in the span
+            first: dict[str, float] = {}  # application → jobs that the node had had by its first failure in the span
             for one in failed:
                 if one.end > failed[-1].end - span * DAY:
                     first.setdefault(one.application, one.jobs)

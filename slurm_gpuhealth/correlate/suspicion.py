@@ -31,14 +31,15 @@ def levels(
     grid: Grid,
     s: Suspicion,
     without: Without | None = None,
-    near: Sequence[Incident] = (),
+    near: Sequence[Incident] | None = None,
 ) -> list[float]:
     """The probability of each level at `time`. `without`: a case, whose own evidence is left out; `near`: the node's
-    events of its time."""
+    events of its time, where they are known already."""
     tally = tally_of(node, grid, s)
     least: Sequence[float] = ()
     if without:
         record = node.records.get(without.key)
+        near = incidents_in(node, without.start, without.end) if near is None else near
         events = [one for one in near if one.kind in COUNTED]
         if record and record.weights and not events:
             least = [exp(-one) for one in record.weights]

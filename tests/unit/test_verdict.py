@@ -203,6 +203,15 @@ class TestTerms:
         assert not any(unsaid in term.text for term in last.terms)
         assert set(verdicts.values()) == {cause}, "the first too, once it is known"
 
+    def test_what_the_node_is_without_this_job_is_also_without_its_events(self):
+        correlator = Correlator(Suspicion())
+        for one in range(40):
+            correlator.attempt(attempt("COMPLETED", ("n1",), job=100 + one)._replace(user=f"u{one % 8}"))
+        job = attempt(job=200)._replace(start=NOW + 4e5, end=NOW + 4e5 + 3600)
+        correlator.event(Event(job.end - 60, "n1", 3, "xid", "79"))
+        (said,) = [term.text for term in correlator.attempt(job).terms if term.text.startswith("n1 by itself ends")]
+        assert said.endswith("(suspicion 0.00)")
+
     def test_what_the_node_ends_of_such_jobs_is_what_was_reckoned_with(self):
         correlator = Correlator(Suspicion())
         for one in range(40):
