@@ -37,7 +37,6 @@ RISE = 3.0  # a node whose odds of being bad change by this factor has its attem
 BURST = 6 * 3600.0  # a program with a new bug fails again and again until it is mended
 LATELY = 0.3  # the weight of an application's last run in its rate of late
 PRINTS = 8
-NODES = 4  # on which an application last completed, or failed
 
 
 class Correlator:
@@ -89,9 +88,8 @@ class Correlator:
         if not again:
             case.lately = app.lately if attempt.end - app.ended < BURST else 0.0
             if attempt.state not in STATES:
-                case.apart = len(attempt.nodes) == 1 and _only_here(app, attempt.nodes[0], attempt.end)
-                for node in attempt.nodes[:NODES]:
-                    _mark(app.died, node, attempt.end)
+                case.apart = memory.only_here(app, attempt)
+                memory.mark(app.died, attempt.nodes, attempt.end)
         judged = self._judge(case, key, fresh=not again)
         self._rescored.pop(key, None)
         if not again and attempt.state not in STATES:
@@ -164,7 +162,7 @@ class Correlator:
         app.runs += unit
         if attempt.state == "COMPLETED":
             app.lately *= 1 - LATELY
-            _mark(app.well, attempt.nodes[0], end)
+            memory.mark(app.well, attempt.nodes[:1], end)
             app.ended = max(app.ended, end)
         all_of = self.state.fleet
         all_of.runs += unit
@@ -275,7 +273,8 @@ class Correlator:
             *((old.days, old.jobs) if old else (round(node.days, 3), round(node.jobs, 3))),
             case.apart,
         )
-        if old and weights and old.weights and old.hard == hard and _alike(node, old.weights, weights):
+        same = old and (old.hard, old.apart) == (hard, case.apart)
+        if same and old and weights and old.weights and _alike(node, old.weights, weights):
             return  # what the node's evidence comes to stays as it is
         suspicion.put(node, key, old)
         if old is None and len(node.records) > node._limit:
@@ -301,6 +300,8 @@ class Correlator:
         if case.attempt.state in STATES:
             return
         app = self.state.applications[case.application]
+        for other, home, *_ in app.prints if not case.apart else ():
+            self._not_only_there(other, home, case)
         if not 1 / OFTEN < rate / (app.judged or self.settings.failing) < OFTEN:
             app.judged = rate
             for other, home, *_ in app.prints:
@@ -316,6 +317,16 @@ class Correlator:
             for other, home in fleet.under(self.state.fleet, case, leaf, self.settings.leaf_window):
                 if other != key:
                     self._again(other, home)
+
+    def _not_only_there(self, key: str, home: str, newer: Case) -> None:
+        """An application fails on another node too: what it did on one alone was no sign of that."""
+        node = self.state.nodes.get(home)
+        earlier = node.cases.get(key) if node else None
+        if not earlier or not earlier.apart or home in newer.attempt.nodes:
+            return
+        if newer.attempt.end - earlier.attempt.end < DAY:
+            earlier.apart = False
+            self._again(key, home)
 
     def _as_often(self, key: str, home: str, newer: Case, lately: float) -> None:
         """Judge an earlier failure of an application by how often it fails now."""
@@ -359,20 +370,6 @@ class Correlator:
         node.tests[level] = event.time, passed
         node.touched()
         self._ripple(event.node, event.time)
-
-
-def _mark(when: dict[str, float], node: str, time: float) -> None:
-    when.pop(node, None)  # the newest last
-    when[node] = time
-    if len(when) > NODES:
-        del when[next(iter(when))]
-
-
-def _only_here(app: AppState, node: str, time: float) -> bool:
-    """Whether the application, within a day, failed on no other node, and completed on one since its last failure."""
-    last = app.died.get(node, time - DAY)
-    elsewhere = any(one != node and when > time - DAY for one, when in app.died.items())
-    return not elsewhere and any(one != node and when > last for one, when in app.well.items())
 
 
 def _odds(p: float) -> float:

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 from slurm_gpuhealth.correlate import suspicion
 from slurm_gpuhealth.correlate.state import EVENTS, RECORDS, SHORT, Incident, State
-from slurm_gpuhealth.correlate.weights import growth, plain, same_gpu
+from slurm_gpuhealth.correlate.weights import DAY, growth, plain, same_gpu
 
 if TYPE_CHECKING:
-    from slurm_gpuhealth.correlate.model import Event
-    from slurm_gpuhealth.correlate.state import NodeState
+    from collections.abc import Sequence
 
+    from slurm_gpuhealth.correlate.model import Attempt, Event
+    from slurm_gpuhealth.correlate.state import AppState, NodeState
+
+NODES = 4  # on which an application last completed, or failed
 SAME = 60.0  # seconds within which one event on one GPU is told once
 HOPELESS = 0.002  # the nodes' share of the blame that not even a proven lemon, 200 times as bad, would raise to a half
 
@@ -87,6 +90,23 @@ def prune(node: NodeState, time: float, horizon: float) -> None:
     if len(node.cases) > RECORDS:
         node.cases = dict(list(node.cases.items())[-RECORDS:])
     node._limit = max(32, len(kept) + 16)
+
+
+def mark(when: dict[str, float], nodes: Sequence[str], time: float) -> None:
+    """Note the time of the first of `nodes`; the newest last, and no more than NODES."""
+    for node in nodes[:NODES]:
+        when.pop(node, None)
+        when[node] = time
+    while len(when) > NODES:
+        del when[next(iter(when))]
+
+
+def only_here(app: AppState, attempt: Attempt) -> bool:
+    """Whether the application, within a day, failed on no other node, and completed on one since its last failure."""
+    (node, *others), time = attempt.nodes, attempt.end
+    last = app.died.get(node, time - DAY)
+    elsewhere = others or any(one != node and when > time - DAY for one, when in app.died.items())
+    return not elsewhere and any(one != node and when > last for one, when in app.well.items())
 
 
 def convert(state: State, half_life: float) -> None:

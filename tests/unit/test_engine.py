@@ -194,6 +194,15 @@ class TestOnlyHere:
         assert max(correlator.suspicion(node, bad[-1].end).p_lemon for node in ("n1", "n20")) < 0.5
         assert "node" not in [verdicts[1000 + job].cause for job in range(4, 20)]
 
+    def test_what_it_did_on_one_node_alone_is_taken_back_when_it_fails_on_others(self):
+        bad = [
+            attempt(1000 + job, "ann", nodes=["n1" if job < 8 else f"n{12 + job}"], start=NOW + (10 + job) * HOUR)
+            for job in range(11)
+        ]
+        for many, cause in ((8, "node"), (11, "application")):
+            verdicts = played(sorted([*self.GOOD, *bad[:many]], key=lambda one: one.end))[1]
+            assert [verdicts[1000 + job].cause for job in (5, 6, 7)] == [cause] * 3
+
 
 def test_a_broken_image_that_ends_every_job_of_all_in_seconds_is_no_programs_fault():
     good = [attempt(job, f"u{job % 10}", "COMPLETED", [f"n{job % 20}"], NOW + job * HOUR / 20) for job in range(400)]
