@@ -118,7 +118,9 @@ def _terms(
         cause = {"BOOT_FAIL": "infrastructure", "OUT_OF_MEMORY": "application"}.get(attempt.state, "user")
         yield Term(STATE[attempt.state], {one: math.log(0.9 if one == cause else 0.03) for one in COLUMNS})
     else:
-        yield Term(f"this application fails by itself in {rate:.0%} of its runs", {"application": math.log(rate)})
+        alone = ", of late on this node alone" if case.apart else ""
+        text = f"this application fails by itself in {rate:.0%} of its runs{alone}"
+        yield Term(text, {"application": math.log(rate)})
         if first:
             found, chance = _ending(first, case, state, s)
             yield Term(

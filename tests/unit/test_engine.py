@@ -178,6 +178,7 @@ class TestOnlyHere:
         correlator, verdicts = played(items)
         assert correlator.suspicion("n1", items[-1].end).p_lemon > 0.9
         assert {verdicts[1000 + job].node for job in range(10, 20)} == {"n1"}
+        assert any(term.text.endswith("of late on this node alone") for term in verdicts[1019].terms)
 
     def test_it_is_the_program_where_the_last_tasks_of_an_array_are_bad_and_one_node_is_free_to_take_them(self):
         bad = [attempt(1000 + job, "ann", start=self.GOOD[-1].end + job * 60, hours=0.01) for job in range(20)]
