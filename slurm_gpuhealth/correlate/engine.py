@@ -222,11 +222,12 @@ class Correlator:
             self._learn(case, judged.own, unit, fresh)
         case.cause, case.confidence, case.node = judged.verdict.cause, judged.verdict.confidence, judged.verdict.node
         case.blame = judged.verdict.masses["node"]
+        unexplained = fleet.unexplained(case)
         for name in case.attempt.nodes:
             node = self._node(name)
             # What a node has forgotten stays so: it could not say any more how many jobs it had by then.
             if case.attempt.end > node.repaired and (fresh or key in node.records):
-                self._record(node, name, case, key, judged)
+                self._record(node, name, case, key, judged, unexplained)
         return judged
 
     def _look_around(self, case: Case) -> None:
@@ -252,12 +253,12 @@ class Correlator:
             kinds[case.kind] = kinds.get(case.kind, 0.0) + more
         case.own = own
 
-    def _record(self, node: NodeState, name: str, case: Case, key: str, judged: Judged) -> None:
+    def _record(self, node: NodeState, name: str, case: Case, key: str, judged: Judged, unexplained: bool) -> None:
         weights: Weights | None = judged.weights.get(name)
         if not weights or max(map(abs, weights)) < LEAST:
             weights = None
         attempt, old = case.attempt, node.records.get(key)
-        hard, unexplained = name in judged.hard, fleet.unexplained(case)
+        hard = name in judged.hard
         if old and not (weights or old.weights) and (old.hard, old.unexplained) == (hard, unexplained):
             return
         node.records[key] = Record(
@@ -270,7 +271,8 @@ class Correlator:
             round(judged.verdict.responsible.get(name, 0.0), 5) if weights else 0.0,
             hard,
             unexplained,
-            *((old.days, old.jobs) if old else (round(node.days, 3), round(node.jobs, 3))),
+            old.days if old else node.days,
+            old.jobs if old else node.jobs,
             case.apart,
         )
         same = old and (old.hard, old.apart) == (hard, case.apart)

@@ -20,6 +20,7 @@ MOST = 512
 SURGE = 1800.0
 ABRUPT = 60.0
 WEEK = 7 * DAY
+COUNT = 300.0  # seconds from one look at what is usual to the next
 
 
 def unexplained(case: Case) -> bool:
@@ -37,8 +38,8 @@ def remember(fleet: FleetState, case: Case, key: str, leaves: Iterable[str], hal
     del fleet.recent[: bisect_left(fleet.recent, [fleet.recent[-1][0] - RECENT])]
     del fleet.recent[:-MOST]
     fleet.unexplained += growth(end, half_life)
-    together = len(_users(fleet, end, SURGE, ()))
-    if end > fleet.counted:
+    if end > fleet.counted + COUNT:
+        together = len(_users(fleet, end, SURGE, ()))
         fleet.usual += (together - fleet.usual) * (1 - 2.0 ** (-(end - fleet.counted) / WEEK)) if fleet.counted else 0.0
         fleet.counted = end
 

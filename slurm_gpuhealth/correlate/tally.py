@@ -86,6 +86,8 @@ class Tally:
         """What is known with it; None: not worked out yet."""
         self.share = 1.0
         """How much of the last incident counts, where `known` is worked out."""
+        self.ahead: tuple[tuple[float, float, float], At] | None = None
+        """What was known at a later time, as it was last asked: mostly that of the item which is added next."""
         self.items: list[Item] = []
         self.marks: list[tuple[Group | None, At, At | None, float, int, dict[str, tuple[float, float]]]] = []
         """Before each STEP-th item: `last`, `before`, `known`, `share`, the length of `closed`, and `load`."""
@@ -99,7 +101,7 @@ class Tally:
         if len(self.items) % STEP == 0:
             self.marks.append((last, self.before, before, self.share, len(self.closed), dict(self.load)))
         self.items.append(item)
-        self.known = None
+        ahead, self.ahead, self.known = self.ahead, None, None
         if last and _same_incident(last, item, self.settings):
             stronger = max(item.ratios) > max(last.ratios)
             self.last = last._replace(
@@ -114,7 +116,10 @@ class Tally:
         if last:
             self._close(last if self.share == 1 else last._replace(share=self.share))
         self.last = Group(item.end, item.end, item.ratios, 1.0, item.user, item.hard, item.gpu, item.what)
-        self.before = self._carried(before, item.end, item.days, item.jobs)
+        if ahead and ahead[0] == (item.end, item.days, item.jobs):
+            self.before = ahead[1]
+        else:
+            self.before = self._carried(before, item.end, item.days, item.jobs)
         return True
 
     def _close(self, group: Group) -> None:
@@ -165,7 +170,9 @@ class Tally:
 
     def at(self, time: float, days: float, jobs: float) -> list[float]:
         """The probabilities at a later time; not yet adding up to 1."""
-        return self._carried(self.known or self.now(), time, days, jobs)[0]
+        found = self._carried(self.known or self.now(), time, days, jobs)
+        self.ahead = (time, days, jobs), found
+        return found[0]
 
     def now(self) -> At:
         """After the last incident."""

@@ -108,9 +108,14 @@ def kind_of(attempt: Attempt, reading: Reading | None) -> str | None:
     if reading is not None:
         kind = reading.kind if reading.kind in KINDS else "nothing"
     elif attempt.log_class is not None:
-        kind = SYNONYM.get(re.sub(r"[\s-]+", "_", str(attempt.log_class).strip().lower()))
+        kind = _synonym(str(attempt.log_class))
     crashed = attempt.signal in CRASH_SIGNALS or attempt.exit_code in CRASH_CODES
     return "crash" if crashed and kind in (None, "nothing") else kind
+
+
+@lru_cache(maxsize=1024)
+def _synonym(word: str) -> str | None:
+    return SYNONYM.get(re.sub(r"[\s-]+", "_", word.strip().lower()))
 
 
 def weigh(event: Event) -> tuple[str, float]:
