@@ -94,7 +94,11 @@ class Daemons:
                 continue
 
 
-def until(ask: Callable[[], object], what: str, timeout: float = 30):
+PATIENCE = 240.0
+"""Seconds that anything may take on a machine that is busy with other things. It ends a hang and measures nothing."""
+
+
+def until(ask: Callable[[], object], what: str, timeout: float = PATIENCE):
     """Poll `ask` until it returns something true; that. Raises TimeoutError naming `what`."""
     end = time.monotonic() + timeout
     while not (answer := ask()):

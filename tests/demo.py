@@ -87,7 +87,7 @@ def story(lab: Lab) -> None:
     (lab.lab / "shared").mkdir()
     lab.configure(CORRELATOR.format(lab=lab.lab))
     for node in lab.names:
-        lab.until_checked(node)
+        lab.check(node)
         faster(lab, node)
     show(lab, *NODES)
 
@@ -112,14 +112,14 @@ def story(lab: Lab) -> None:
     print(f"n2 was drained {time.monotonic() - began:.1f} s later:")
     show(lab, "sinfo", "-R", "-p", "gpu")
     print(f"job {moved} is in the queue again, and runs elsewhere:")
-    lab.wait(moved, "COMPLETED", 120)
+    lab.wait(moved, "COMPLETED")
     print(lab.output(moved), end="")
     ended = "sacct -X -D -n -P -o State -j"
     until(lambda: "COMPLETED" in lab.run(*ended.split(), str(moved)), "accounting")
     show(lab, "sacct", "-X", "-D", "-j", str(moved), "-o", "JobID,State,NodeList")
 
     say("4. n2 climbs the ladder by itself: level 3, a reboot; the GPU stays away, and so this is a human's")
-    lab.until_reason("n2", "next=RMA", 120)
+    lab.until_reason("n2", "next=RMA")
     until(lambda: lab.rows("n2", "SELECT 1 FROM step WHERE bundle != ''"), "the evidence")
     show(lab, *NODES)
     print(f"n2$ gpuhealth ladder n2\n{lab.gpuhealth('n2', 'ladder', 'n2')}")

@@ -13,15 +13,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.cluster import Cluster
-from tests.daemons import until
+from tests.daemons import PATIENCE, until
 from tests.fakes import node as fakes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 LABS = Path(os.environ.get("GPUHEALTH_LABS", "/srv/gpuhealth-labs"))
+PULSE = 1.0
+"""Seconds between the checks of a node for which a test waits."""
 
 CONFIG = """\
 mode = "enforce"
@@ -76,13 +81,17 @@ exec /usr/bin/{program} "$@"
 class Lab(Cluster):
     """A cluster with the suite as its Prolog, Epilog and HealthCheckProgram."""
 
-    def __init__(self, lab: Path, *, health_interval: int = 5, floor: int = 2, poll: str = "300s", **options) -> None:
+    def __init__(self, lab: Path, *, health_interval: int = 10, floor: int = 3, poll: str = "10s", **options) -> None:
+        """`health_interval`: slurmd's own. While a test waits (`until`), its nodes check each PULSE, and poll as often
+        unless `poll` is not the default."""
         super().__init__(lab, health_interval=health_interval, **options)
         self.config = self.lab / "etc/gpuhealth.toml"
-        self.values = {"floor": floor, "poll": poll, "interval": max(5, health_interval)}
+        self.values = {"floor": floor, "poll": poll, "interval": 5}
         self.values |= {"reset": "false", "reboot": "false"}
         self.extra += f"\nRebootProgram={ROOT}/tests/fakes/reboot\n"
         self.touched: set[str] = set()
+        self.pulses: dict[str, tuple[float, subprocess.Popen[bytes]]] = {}
+        """node → when its last check was started by us, and that."""
 
     def start(self) -> None:
         self.lab.mkdir(parents=True, exist_ok=True)
@@ -99,7 +108,9 @@ class Lab(Cluster):
 
     def configure(self, extra: str = "", **changes: object) -> None:
         """Write gpuhealth.toml: CONFIG with `changes`, and `extra` TOML after it."""
-        text = CONFIG.format(lab=self.lab, conf=self.conf, **{**self.values, **changes})
+        values = {**self.values, **changes}
+        self.hurried = values["poll"] == "10s"
+        text = CONFIG.format(lab=self.lab, conf=self.conf, **values)
         self.config.write_text(text + extra)
         self.config.chmod(0o600)
 
@@ -109,10 +120,13 @@ class Lab(Cluster):
         fakes.inject(self.lab / "nodes" / node, *what)
 
     def heal(self) -> None:
-        """Every node healthy, in service, without a past, and checked."""
+        """Every node healthy, in service, without a past or a job, and checked."""
         self.configure()
+        self.cancel_all()
+        self.at_rest()
+        records = {line.split()[0][len("NodeName=") :]: line for line in self.node("").splitlines()}
         for node in self.names:
-            if node not in self.touched and self.state(node) == "IDLE":
+            if node not in self.touched and " State=IDLE " in records[node] and " Reason=" not in records[node]:
                 continue
             self.touched.add(node)
             scenario = fakes.load(str(self.lab / "nodes" / node))
@@ -130,8 +144,44 @@ class Lab(Cluster):
             self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
             self.run("scontrol", "update", f"NodeName={node}", "Extra=", "Comment=")  # what outlives the hold
         for node in sorted(self.touched):
-            until(lambda: self.state(node) == "IDLE" and self.journal(node, "checked"), f"{node} healed", 90)  # noqa: B023
+            self.until(lambda: self.state(node) == "IDLE" and self.journal(node, "checked"), f"{node} healed")  # noqa: B023
+        self.at_rest()
         self.touched.clear()
+
+    def until(self, ask: Callable[[], object], what: str, *nodes: str):
+        """Poll `ask`, as `daemons.until` does. Meanwhile `nodes`, or those that a test has touched, keep checking."""
+
+        def asked() -> object:
+            for node in nodes or sorted(self.touched):
+                self._pulse(node)
+            return ask()
+
+        return until(asked, what)
+
+    def _pulse(self, node: str) -> None:
+        """Start the node's health check, as slurmd does, unless one that we started runs or has just begun."""
+        began, check = self.pulses.get(node, (0.0, None))
+        busy = sum(one.poll() is None for _, one in self.pulses.values())
+        if (check is None or check.poll() is not None) and time.monotonic() - began > PULSE and busy < 4:
+            if self.hurried:
+                self.change(node, "UPDATE state SET value = ? WHERE name IN ('polled', 'put-off')", marshal.dumps(0, 4))
+            program = [str(self.lab / "health.d/50-gpuhealth")]
+            log = (self.lab / f"log/check-{node}.out").open("ab")
+            with log:
+                check = subprocess.Popen(
+                    program, env={"SLURMD_NODENAME": node}, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+            self.pulses[node] = time.monotonic(), check
+
+    def at_rest(self) -> None:
+        """No check that we started runs."""
+        for _, check in self.pulses.values():
+            check.wait(PATIENCE)
+
+    def stop(self) -> None:
+        super().stop()
+        for _, check in self.pulses.values():  # kill_strays has ended what hung
+            check.wait(PATIENCE)
 
     def calls(self, node: str) -> list[str]:
         """The questions and orders of the node's programs to the controller since the last time."""
@@ -144,7 +194,7 @@ class Lab(Cluster):
         """`gpuhealth ...` as an admin on that node."""
         env = {**self.env, "GPUHEALTH_CONFIG": str(self.config), "COLUMNS": "200"}
         done = subprocess.run(
-            [str(BIN / "gpuhealth"), "--node", node, *argv], env=env, capture_output=True, text=True, timeout=60
+            [str(BIN / "gpuhealth"), "--node", node, *argv], env=env, capture_output=True, text=True, timeout=PATIENCE
         )
         if check and done.returncode not in (0, 1):
             raise RuntimeError(f"gpuhealth {' '.join(argv)}: exit {done.returncode}: {done.stdout}{done.stderr}")
@@ -154,27 +204,31 @@ class Lab(Cluster):
         """Run gpuhealth-PROGRAM as slurmd would, outside of Slurm: with its bare environment."""
         bare = {"SLURMD_NODENAME": node, "GPUHEALTH_CONFIG": str(self.config), **env}
         return subprocess.run(
-            [str(BIN / f"gpuhealth-{program}")], env=bare, capture_output=True, text=True, timeout=120
+            [str(BIN / f"gpuhealth-{program}")], env=bare, capture_output=True, text=True, timeout=PATIENCE
         )
 
-    def until_reason(self, node: str, text: str, timeout: float = 60) -> str:
+    def until_reason(self, node: str, text: str) -> str:
         """Poll `sinfo -R` until the node's reason holds `text` and is no claim any more."""
 
         def found() -> str:
             reason = self.reason(node)
             return reason if text in reason and " claim" not in reason else ""
 
-        return until(found, f"{node}: reason with {text!r}", timeout)
+        return self.until(found, f"{node}: reason with {text!r}", node)
 
-    def until_checked(self, node: str, timeout: float = 60) -> None:
-        """Wait for a health check that begins after now to end."""
+    def check(self, *nodes: str) -> None:
+        """A health check of each node that begins after now, to its end."""
         now = time.time()
-        until(lambda: self.journal(node, "checked", 0) > now, f"{node}: a check", timeout)
+        self.until(lambda: all(self.journal(node, "checked", 0) > now for node in nodes), f"a check of {nodes}", *nodes)
 
     def journal(self, node: str, name: str, default: Any = None) -> Any:
         """A value of the node's journal."""
         found = self.rows(node, "SELECT value FROM state WHERE name = ?", name)
         return marshal.loads(found[0][0]) if found else default
+
+    def change(self, node: str, sql: str, *values: object) -> None:
+        """Change the node's journal, as if time had passed."""
+        self.rows(node, sql, *values)
 
     def rows(self, node: str, sql: str, *values: object) -> list[Any]:
         """Rows of the node's journal."""
@@ -184,7 +238,19 @@ class Lab(Cluster):
         with contextlib.closing(sqlite3.connect(path, timeout=10)) as db:
             if not db.execute("PRAGMA user_version").fetchone()[0]:  # its first program is just making it
                 return []
-            return db.execute(sql, values).fetchall()
+            with db:
+                return db.execute(sql, values).fetchall()
+
+
+@contextlib.contextmanager
+def running(lab: Cluster) -> Iterator[Cluster]:
+    """The cluster up, its nodes checked; then down, and its folder gone, unless KEEP is set."""
+    with lab:
+        if isinstance(lab, Lab):
+            until(lambda: all(lab.journal(node, "checked") for node in lab.names), "the first checks")
+        yield lab
+    if not os.environ.get("KEEP"):
+        shutil.rmtree(lab.lab)
 
 
 def fresh(name: str) -> Path:

@@ -60,7 +60,7 @@ class Postgresql:
 
     def start(self) -> None:
         self.daemons.start("postgresql", *AS, str(BIN / "postgres"), "-D", str(self.data))
-        until(self._answers, "PostgreSQL", 60)
+        until(self._answers, "PostgreSQL")
 
     def _answers(self) -> bool:
         try:

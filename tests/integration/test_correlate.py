@@ -3,13 +3,12 @@
 import json
 import os
 import signal
-import time
 
 import pytest
 
 from tests.daemons import until
 from tests.fakes import node as fakes
-from tests.lab import Lab, fresh
+from tests.lab import Lab, fresh, running
 
 MORE = """
 [store]
@@ -46,13 +45,11 @@ def lab():
     if LIMITED:
         (folder / "etc/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n")
         extra += "\nTaskPlugin=task/cgroup"
-    with Lab(folder, nodes=5, gpus=8, floor=3, poll="10s", health_interval=3, extra=extra) as lab:
+    with running(Lab(folder, nodes=5, gpus=8, extra=extra)) as lab:
         (lab.lab / "shared").mkdir()
         lab.configure(MORE.format(lab=lab.lab))
         lab.run("sacctmgr", "-i", "add", "user", OTHER, THIRD, "Account=lab")
         lab.late = lab.submit("sleep 200", gres="gpu:1", nodelist="n3", time=1)
-        now = time.time()
-        until(lambda: all(lab.journal(node, "checked", 0) > now for node in lab.names), "checks", 60)
         yield lab
 
 
@@ -74,7 +71,7 @@ def verdict(lab, job, attempt=-1, **more):
         found = attempts(lab, job)
         return found and found[attempt]["verdict"]
 
-    return until(judged, f"a verdict on job {job}", 60)
+    return until(judged, f"a verdict on job {job}")
 
 
 def attempts(lab, job):
@@ -93,7 +90,7 @@ def drained(lab):
 def begun(lab, job):
     """Wait for the script itself: Slurm says RUNNING when the prolog begins, which would find the fault."""
     out = lab.lab / "out" / str(job)
-    until(lambda: out.exists() and "begun" in out.read_text(), f"job {job} begun", 60)
+    until(lambda: out.exists() and "begun" in out.read_text(), f"job {job} begun")
 
 
 def ended(lab, job, states="FAILED"):
@@ -121,7 +118,7 @@ def test_a_bad_node_that_kills_the_jobs_of_both_users_is_found_tested_and_the_ot
         lab.inject("n2", "xid", 119, "--gpu", 3)
         jobs.append(ended(lab, job))
         lab.until_reason("n2", "gpuhealth:Xid119 GPU3")
-        time.sleep(7)
+        lab.check("n2")
         lab.run("scontrol", "update", "NodeName=n2", "State=RESUME", check=False)
     found = [verdict(lab, job, comment=True) for job in jobs]
     assert [(one["cause"], one["node"]) for one in found] == [("node", "n2")] * 2
@@ -150,9 +147,9 @@ def test_of_a_job_on_two_nodes_one_died_and_the_job_succeeds_elsewhere(lab):
     begun(lab, job)
     lab.stop_node("n5", signal.SIGKILL)
     try:
-        until(lambda: "DOWN" in lab.state("n5"), "n5 down", 120)
+        until(lambda: "DOWN" in lab.state("n5"), "n5 down")
         lab.run("scontrol", "update", f"JobId={job}", "ReqNodeList=", "NumNodes=1", check=False)
-        lab.wait(job, "COMPLETED", 120)
+        lab.wait(job, "COMPLETED")
     finally:
         lab.start_node("n5")
         until(lambda: lab.run("scontrol", "update", "NodeName=n5", "State=RESUME", check=False) == "", "resumed")
@@ -166,7 +163,7 @@ def test_what_its_user_or_the_time_limit_ended_is_nobodys_fault(lab):
     lab.wait(job, "RUNNING")
     lab.run("scancel", str(job))
     ended(lab, job, "CANCELLED")
-    lab.wait(lab.late, "TIMEOUT", 150)
+    lab.wait(lab.late, "TIMEOUT")
     assert [verdict(lab, one)["cause"] for one in (job, lab.late)] == ["user"] * 2
     assert "n3" not in lemons(lab)
 
@@ -184,9 +181,9 @@ def test_a_job_that_died_of_its_node_is_put_back_and_ends_well_elsewhere(lab):
         correlate(lab, requeue=True)
         return lab.job(job)["JobState"] != "FAILED"
 
-    until(requeued, "the requeue", 60)
+    until(requeued, "the requeue")
     lab.run("scontrol", "update", f"JobId={job}", "ExcNodeList=n1", check=False)
-    lab.wait(job, "COMPLETED", 60)
+    lab.wait(job, "COMPLETED")
     assert verdict(lab, job, 0)["cause"] == "node"
     said = lab.gpuhealth("n5", "explain", str(job))
     assert "attempt 1 of 2" in said
@@ -212,7 +209,7 @@ def test_a_node_that_kills_the_jobs_of_three_users_without_a_word_is_tested_and_
         found = [attempts(lab, job)[-1] for job in jobs]
         return all(one["reading"] for one in found) and [one["verdict"] for one in found]
 
-    found = until(blamed, "the three logs in the store", 60)
+    found = until(blamed, "the three logs in the store")
     assert [(one["cause"], one["node"]) for one in found] == [("node", "n4")] * 3
     suspect = lemons(lab)["n4"]
     assert (suspect["users"], suspect["hard"]) == (3, 0)
@@ -225,7 +222,7 @@ def test_a_node_that_kills_the_jobs_of_three_users_without_a_word_is_tested_and_
     assert lab.reason("n4").startswith(f"gpuhealth:suspect GPU* {suspect['rung']} ")
     assert lab.reason("n4").endswith("by=correlate")
     assert drained(lab) - before == {"n4"}
-    until(lambda: "DRAIN" not in lab.state("n4"), "n4 tested and given back", 90)
+    lab.until(lambda: "DRAIN" not in lab.state("n4"), "n4 tested and given back", "n4")
     steps = lab.rows("n4", "SELECT fact, rung, outcome FROM step ORDER BY id")
     assert ("suspect", suspect["rung"], "pass") in steps
 
@@ -233,6 +230,6 @@ def test_a_node_that_kills_the_jobs_of_three_users_without_a_word_is_tested_and_
         correlate(lab, rungs="enforce")
         return lemons(lab)["n4"]["last_test"].startswith(f"{suspect['rung']} pass")
 
-    until(passed, "the test in the store", 30)
+    until(passed, "the test in the store")
     assert lemons(lab)["n4"]["rung"] not in ("L3", "L4", "RMA"), "it is not tested again for the same failures"
     assert "DRAIN" not in lab.state("n4")

@@ -6,18 +6,11 @@ import os
 import subprocess
 import time
 
-import pytest
-
 from tests.cluster import USER
 from tests.daemons import until
-from tests.lab import BIN, ROOT, Lab, fresh
+from tests.lab import BIN, ROOT
 
-
-@pytest.fixture(scope="module")
-def lab():
-    with Lab(fresh("doctor"), nodes=2, gpus=8, dbd=False) as lab:
-        lab.until_checked("n1")
-        yield lab
+LAB = {"nodes": 2, "dbd": False, "floor": 2, "poll": "300s"}
 
 
 def doctor(lab, node="n1", config=None, **options):
@@ -126,7 +119,7 @@ def test_a_dead_controller_is_one_line_and_the_rest_goes_on(lab):
 
 def test_a_missing_host_engine_is_found_and_dcgmi_starts_none(lab):
     lab.daemons.stop("hostengine-n2")
-    lab.until_checked("n2")
+    lab.check("n2")
     home = lab.lab / "nodes/n2"
     own = home / "embedded.jsonl"
     before = own.read_text() if own.exists() else ""

@@ -7,8 +7,8 @@ import pwd
 import pytest
 
 from tests.daemons import until
-from tests.lab import Lab, fresh
 
+LAB = {"nodes": 2, "gpus": 2, "dbd": False, "poll": "1h", "health_interval": 600}
 JOBLOG = "\n[joblog]\nenabled = true\n"
 FAILING = """\
 #!/usr/bin/python3
@@ -29,11 +29,10 @@ exec /usr/bin/python3 -c "raise KeyError('new')"
 """
 
 
-@pytest.fixture(scope="module")
-def lab():
-    with Lab(fresh("joblog"), nodes=2, gpus=2, dbd=False, poll="1h", health_interval=600) as lab:
-        lab.configure(JOBLOG)
-        yield lab
+@pytest.fixture
+def lab(lab):
+    lab.configure(JOBLOG)
+    return lab
 
 
 @pytest.fixture
@@ -60,8 +59,8 @@ def submit(lab, script, *options, home, node="n1", user="games"):
 def ended(lab, node, job, restart=0):
     """Wait for the epilog of that run, which reads the log before it tests."""
     done = "SELECT 1 FROM job WHERE job = ? AND restart = ? AND ended IS NOT NULL"
-    until(lambda: lab.rows(node, done, job, restart), f"the epilog of job {job}", 90)
-    until(lambda: "JobState=COMPLETING" not in lab.run("scontrol", "-o", "show", "job", str(job)), "its end", 60)
+    until(lambda: lab.rows(node, done, job, restart), f"the epilog of job {job}")
+    until(lambda: "JobState=COMPLETING" not in lab.run("scontrol", "-o", "show", "job", str(job)), "its end")
 
 
 def reading(lab, node, job, restart=0):
@@ -84,7 +83,7 @@ def test_each_task_of_an_array_has_its_own_file(lab, home):
     job = submit(lab, FAILING.format(error='ValueError(os.environ["SLURM_ARRAY_TASK_ID"])'), "--array=3-4", home=home)
     read = "SELECT reading FROM joblog WHERE reading LIKE ?"
     for task in (3, 4):
-        until(lambda: lab.rows("n1", read, f'%ValueError: {task}"%'), f"the log of {job}_{task}", 90)  # noqa: B023
+        until(lambda: lab.rows("n1", read, f'%ValueError: {task}"%'), f"the log of {job}_{task}")  # noqa: B023
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from slurm_gpuhealth.slurm import remark
-from tests.daemons import MARK, until
+from tests.daemons import MARK
 from tests.fakes import node as fakes
-from tests.lab import Lab, fresh
+
+LAB = {"nodes": 3, "dbd": False}
 
 TO_LEVEL_3 = """
 [[policy]]
@@ -21,25 +22,11 @@ rung = "L3"
 """
 
 
-@pytest.fixture(scope="module")
-def shared_lab():
-    if os.geteuid() != 0:
-        pytest.skip("a real Slurm cluster needs root")
-    with Lab(fresh("ladder"), nodes=3, gpus=8, health_interval=4, floor=3, poll="10s") as lab:
-        for node in lab.names:
-            scale(lab, node, 0.004)  # level 3 takes 3.6 s, level 4 14 s
-        yield lab
-    if not os.environ.get("KEEP"):
-        shutil.rmtree(lab.lab)
-
-
 @pytest.fixture
-def lab(shared_lab):
-    yield shared_lab
-    shared_lab.cancel_all()
-    shared_lab.heal()
-    for node in shared_lab.names:
-        scale(shared_lab, node, 0.004)
+def lab(lab):
+    for node in lab.names:
+        scale(lab, node, 0.004)  # level 3 takes 3.6 s, level 4 14 s
+    return lab
 
 
 def scale(lab, node, factor):
@@ -64,8 +51,8 @@ def steps(lab, node):
     return lab.rows(node, "SELECT rung, outcome, follows FROM step ORDER BY id")
 
 
-def until_back(lab, node, timeout=90):
-    until(lambda: lab.state(node) == "IDLE" and result(lab, node), f"{node} back in service", timeout)
+def until_back(lab, node):
+    lab.until(lambda: lab.state(node) == "IDLE" and result(lab, node), f"{node} back in service")
 
 
 def worker(lab, node):
@@ -102,9 +89,9 @@ def test_a_gpu_that_fails_level_3_and_4_ends_at_rma_with_its_address_and_serial(
     gpu = fakes.load(str(lab.lab / "nodes/n2"))["gpus"][5]
     job = lab.submit("exit 1", gres="gpu:8", nodelist="n2")
     lab.wait(job, "FAILED")
-    text = lab.until_reason("n2", "next=RMA", 120)
+    text = lab.until_reason("n2", "next=RMA")
     assert f"GPU5 L4 fail {gpu['pci']}.0 serial={gpu['serial']}" in text
-    until(lambda: lab.rows("n2", "SELECT bundle FROM step WHERE rung = 'RMA' AND bundle != ''"), "the evidence")
+    lab.until(lambda: lab.rows("n2", "SELECT bundle FROM step WHERE rung = 'RMA' AND bundle != ''"), "the evidence")
     assert [row[:2] for row in steps(lab, "n2")][-3:] == [("L3", "fail"), ("L4", "fail"), ("RMA", "fail")]
     assert result(lab, "n2").test == "memory"
     assert "DRAIN" in lab.state("n2")
@@ -114,10 +101,10 @@ def test_the_worker_killed_in_mid_rung_is_followed_by_another_which_runs_the_run
     scale(lab, "n1", 0.02)
     fault(lab, "n1")
     lab.until_reason("n1", "L3 running")
-    until(lambda: lab.journal("n1", "ladder-child"), "a diagnostic that runs")
+    lab.until(lambda: lab.journal("n1", "ladder-child"), "a diagnostic that runs")
     os.kill(worker(lab, "n1"), signal.SIGKILL)
-    lab.until_reason("n1", "L3 running since", 30)
-    lab.until_reason("n1", "try=2", 30)
+    lab.until_reason("n1", "L3 running since")
+    lab.until_reason("n1", "try=2")
     until_back(lab, "n1")
     assert [row[:2] for row in steps(lab, "n1")] == [("L3", "cut short"), ("L3", "pass")]
 
@@ -136,14 +123,14 @@ def test_an_admins_resume_ends_a_running_diagnostic_and_is_an_ack(lab):
     scale(lab, "n1", 1)
     fault(lab, "n1")
     lab.until_reason("n1", "L3 running")
-    until(lambda: lab.journal("n1", "ladder-child"), "a diagnostic that runs")
+    lab.until(lambda: lab.journal("n1", "ladder-child"), "a diagnostic that runs")
     lab.run("scontrol", "update", "NodeName=n1", "State=RESUME")
     began = time.monotonic()
-    until(lambda: not worker(lab, "n1"), "the end of the worker", 60)
+    lab.until(lambda: not worker(lab, "n1"), "the end of the worker")
     print(f"worker ended {time.monotonic() - began:.1f} s after the resume")
     assert steps(lab, "n1") == [("L3", "cancelled", "")]
     assert lab.state("n1") == "IDLE"
-    lab.until_checked("n1")
+    lab.check("n1")
     assert lab.state("n1") == "IDLE"
 
 
@@ -161,9 +148,9 @@ def test_an_admin_who_takes_the_node_over_in_mid_rung_keeps_it(lab, words):
     lab.until_reason("n1", "L3 running")
     lab.run("scontrol", "update", "NodeName=n1", *words)
     mine = lab.reason("n1")
-    until(lambda: not worker(lab, "n1"), "the end of the worker", 60)
-    for _ in range(2):
-        lab.until_checked("n1")
+    lab.until(lambda: not worker(lab, "n1"), "the end of the worker")
+    lab.check("n1")
+    lab.check("n1")
     assert lab.reason("n1") == mine
     assert "DRAIN" in lab.state("n1") or "DOWN" in lab.state("n1")
 
@@ -171,12 +158,13 @@ def test_an_admin_who_takes_the_node_over_in_mid_rung_keeps_it(lab, words):
 def test_with_the_controller_down_in_mid_rung_the_result_waits_for_it(lab):
     fault(lab, "n1")
     lab.until_reason("n1", "L3 running")
+    lab.until(lambda: lab.journal("n1", "ladder-child"), "a diagnostic that runs")
     lab.stop_controller()
     try:
-        time.sleep(8)
+        lab.until(lambda: not lab.journal("n1", "ladder-child"), "the diagnostic's end", "n2")
     finally:
         lab.start_controller()
-    until_back(lab, "n1", 120)
+    until_back(lab, "n1")
     assert [row[:2] for row in steps(lab, "n1")] == [("L3", "pass")]
 
 
@@ -187,7 +175,7 @@ def test_slurmd_restarted_in_mid_rung_changes_nothing(lab):
     mine = worker(lab, "n1")
     restart(lab, "n1")
     assert worker(lab, "n1") == mine
-    until_back(lab, "n1", 120)
+    until_back(lab, "n1")
     assert steps(lab, "n1") == [("L3", "pass", "back")]
 
 
@@ -196,12 +184,12 @@ def test_a_job_on_the_node_ends_first(lab):
     lab.wait(job, "RUNNING")
     fault(lab, "n1")
     lab.until_reason("n1", "L3 queued")
-    lab.until_checked("n1")
+    lab.check("n1")
     assert steps(lab, "n1") == []
     lab.run("scancel", str(job))
     lab.wait(job, "CANCELLED")
     ended = time.time()
-    until_back(lab, "n1", 60)
+    until_back(lab, "n1")
     assert lab.rows("n1", "SELECT min(time) FROM step")[0][0] >= ended - 1
 
 
@@ -221,7 +209,7 @@ def test_a_node_whose_slurmd_reports_a_gpu_less_than_configured_is_not_fit_whate
     finally:
         conf.write_text(whole)
         restart(lab, "n1")
-        until(lambda: "INVALID_REG" not in lab.state("n1"), "a whole registration")
+        lab.until(lambda: "INVALID_REG" not in lab.state("n1"), "a whole registration")
 
 
 def restart(lab, node):

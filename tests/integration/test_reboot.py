@@ -1,6 +1,5 @@
 """Rungs reset, reboot and RMA on real Slurm: what Slurm makes of our reboot, and what the ladder makes of that."""
 
-import os
 import shutil
 import tarfile
 import time
@@ -9,32 +8,13 @@ import pytest
 
 from slurm_gpuhealth.slurm import remark
 from slurm_gpuhealth.slurm.reason import Reason, parse, write
-from tests.daemons import until
 from tests.fakes import node as fakes
-from tests.lab import Lab, fresh
+
+LAB = {"nodes": 3, "gpus": 4, "dbd": False, "floor": 2, "extra": "ResumeTimeout=12\n"}
 
 OURS = Reason("Xid79", 3, "reboot", "running", since="11-20T12:03Z", boots=1)
 TO_REBOOT = '\n[[policy]]\nfinding = "xid:119"\nseverity = "fault"\nrung = "reboot"\n'
 ON = {"reset": "true", "reboot": "true"}
-
-
-@pytest.fixture(scope="module")
-def shared_lab():
-    if os.geteuid() != 0:
-        pytest.skip("a real Slurm cluster needs root")
-    extra = "ResumeTimeout=12\n"
-    with Lab(fresh("reboot"), nodes=3, gpus=4, dbd=False, poll="10s", health_interval=3, extra=extra) as lab:
-        for node in lab.names:
-            lab.until_checked(node)
-        yield lab
-    if not os.environ.get("KEEP"):
-        shutil.rmtree(lab.lab)
-
-
-@pytest.fixture
-def lab(shared_lab):
-    yield shared_lab
-    shared_lab.heal()
 
 
 def boot(lab, node, **how):
@@ -49,7 +29,7 @@ def order(lab, node, reason=OURS):
     lab.touched.add(node)
     lab.run("scontrol", "update", f"nodename={node}", "state=drain", f"reason={write(reason)}")
     lab.run("scontrol", "reboot", "ASAP", "nextstate=DOWN", f"reason={write(reason)}", node)
-    until(lambda: "REBOOT_ISSUED" in lab.state(node), "the order", 10)
+    lab.until(lambda: "REBOOT_ISSUED" in lab.state(node), "the order")
 
 
 def booted(lab, node):
@@ -77,20 +57,20 @@ def test_our_reboot_leaves_the_node_down_without_the_drain_and_resume_ends_that(
     order(lab, "n1")
     assert lab.state("n1") == "DOWN+DRAIN+REBOOT_ISSUED"
     assert lab.reason("n1") == f"{write(OURS)} : reboot issued"
-    until(lambda: lab.state("n1") == "DOWN", "its return")
+    lab.until(lambda: lab.state("n1") == "DOWN", "its return")
     assert lab.reason("n1") == f"{write(OURS)} : reboot issued : reboot complete"
     assert booted(lab, "n1") >= began - 1
     lab.run("scontrol", "update", "nodename=n1", "state=resume")
-    until(lambda: lab.state("n1") == "IDLE", "service")
+    lab.until(lambda: lab.state("n1") == "IDLE", "service")
 
 
 def test_what_an_admin_writes_during_our_reboot_stays(lab):
     boot(lab, "n1", seconds=4)
     order(lab, "n1")
     lab.run("scontrol", "update", "nodename=n1", "reason=PSU, JD")
-    until(lambda: lab.state("n1") == "DOWN", "its return")
+    lab.until(lambda: lab.state("n1") == "DOWN", "its return")
     assert lab.reason("n1") == "PSU, JD : reboot complete"
-    lab.until_checked("n1")
+    lab.check("n1")
     assert (lab.state("n1"), lab.reason("n1")) == ("DOWN", "PSU, JD : reboot complete")
 
 
@@ -99,7 +79,7 @@ def test_a_fault_that_a_reboot_heals_ends_in_service_again(lab):
     lab.inject("n2", "xid", 119, "--gpu", 3)
     lab.until_reason("n2", "reboot running")
     lab.until_reason("n2", "boots=1 : reboot issued")
-    until(lambda: lab.state("n2") == "IDLE" and result(lab, "n2"), "service", 60)
+    lab.until(lambda: lab.state("n2") == "IDLE" and result(lab, "n2"), "service")
     assert steps(lab, "n2") == [("reboot", "pass", "back")]
     found = result(lab, "n2")
     assert (found.rung, found.outcome, found.next, found.boots) == ("reboot", "pass", "back", 1)
@@ -113,7 +93,7 @@ def test_without_its_journal_a_node_knows_that_it_has_rebooted_also_when_it_was_
     lab.inject("n2", "xid", 119, "--gpu", 3)
     lab.until_reason("n2", "boots=1 : reboot issued")
     shutil.rmtree(lab.lab / "nodes/n2/state")
-    until(lambda: lab.state("n2") == "IDLE" and result(lab, "n2"), "service", 90)
+    lab.until(lambda: lab.state("n2") == "IDLE" and result(lab, "n2"), "service")
     assert steps(lab, "n2") == [("reboot", "pass", "back")]
     assert result(lab, "n2").boots in (1, 2)  # the order may be given again by a node that lost its journal before it
 
@@ -122,7 +102,7 @@ def test_a_reboot_that_does_not_come_is_said_and_not_counted(lab):
     lab.configure(TO_REBOOT, **ON)
     boot(lab, "n3", fails=True)
     lab.inject("n3", "xid", 119, "--gpu", 3)
-    lab.until_reason("n3", "reboot untested", 90)
+    lab.until_reason("n3", "reboot untested")
     assert lab.state("n3") == "DOWN+DRAIN"
     ours = parse(lab.reason("n3"))
     assert (ours.fact, ours.boots, ours.tail) == ("Xid119", 0, ())
@@ -132,7 +112,7 @@ def test_a_reboot_that_does_not_come_is_said_and_not_counted(lab):
 def test_a_gpu_that_is_gone_after_the_reboot_too_ends_at_rma_with_its_evidence(lab):
     lab.configure(TO_REBOOT.replace("119", "79"), **ON)
     lab.inject("n1", "xid", 79, "--gpu", 2, "--for-good")
-    until(lambda: (last := result(lab, "n1")) and last.bundle, "the evidence", 120)
+    lab.until(lambda: (last := result(lab, "n1")) and last.bundle, "the evidence")
     reason = lab.reason("n1")
     assert reason.startswith("gpuhealth:Xid79 GPU2 ")
     assert "next=RMA" in reason
@@ -149,7 +129,7 @@ def test_a_pending_row_remap_is_reset_and_the_node_comes_back(lab):
     lab.configure(**ON)
     lab.inject("n3", "xid", 63, "--gpu", 1)
     lab.inject("n3", "row-remap-pending", "--gpu", 1)
-    until(lambda: lab.state("n3") == "IDLE" and result(lab, "n3"), "service", 90)
+    lab.until(lambda: lab.state("n3") == "IDLE" and result(lab, "n3"), "service")
     assert ("reset", "pass", "back") in steps(lab, "n3")
     log = (lab.lab / "nodes/n3/services.log").read_text().split("\n")
     assert log[-5:-1] == [
@@ -167,7 +147,9 @@ def test_where_reboots_are_off_one_by_hand_is_noticed_and_proven(lab):
     lab.stop_node("n1")
     lab.inject("n1", "reboot")
     lab.start_node("n1", "-b")
-    until(lambda: result(lab, "n1") and result(lab, "n1").rung == "L3", "level 3", 90)
+    lab.until(lambda: result(lab, "n1") and result(lab, "n1").rung == "L3", "level 3")
     assert steps(lab, "n1")[-1] == ("L3", "pass", "back")
     # slurmctld may have set it DOWN for a boot that nobody ordered: that is an admin's to end.
-    until(lambda: lab.state("n1") == "IDLE" or ("DOWN" in lab.state("n1") and "L3 pass" in lab.reason("n1")), "rest")
+    lab.until(
+        lambda: lab.state("n1") == "IDLE" or ("DOWN" in lab.state("n1") and "L3 pass" in lab.reason("n1")), "rest"
+    )

@@ -8,24 +8,11 @@ import pytest
 
 from slurm_gpuhealth.slurm.reason import Reason, write
 from tests.cluster import USER
-from tests.daemons import until
-from tests.lab import BIN, Lab, fresh
+from tests.lab import BIN
+
+LAB = {"nodes": 2, "dbd": False, "floor": 2}
 
 OURS = write(Reason("Xid79", 3, "L3", "queued", since="11-20T12:03Z"))
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with Lab(fresh("resume"), nodes=2, gpus=8, dbd=False, poll="10s", health_interval=3) as lab:
-        for node in lab.names:
-            lab.until_checked(node)
-        yield lab
-
-
-@pytest.fixture
-def lab(cluster):
-    cluster.heal()
-    return cluster
 
 
 def resume(lab, *nodes, here="login1", config="/nowhere", **options):
@@ -47,7 +34,7 @@ def test_nodes_of_ours_come_back(lab):
     code, text = resume(lab, "n1", "n2")
     assert code == 0
     assert [f"n{i}: back in service (was {OURS!r})" in text for i in (1, 2)] == [True, True]
-    until(lambda: lab.state("n1") == lab.state("n2") == "IDLE", "both in service")
+    lab.until(lambda: lab.state("n1") == lab.state("n2") == "IDLE", "both in service")
 
 
 def test_a_node_in_service_is_no_error(lab):
@@ -126,13 +113,13 @@ def test_a_dead_controller_is_said_once_and_soon(cluster):
 def test_a_resume_stands_although_the_gpu_is_still_gone(lab):
     lab.inject("n1", "xid", 79, "--gpu", 3)
     lab.until_reason("n1", "gpuhealth:")
-    until(lambda: lab.rows("n1", "SELECT 1 FROM finding WHERE code = 'lost'"), "NVML to miss it too")
+    lab.until(lambda: lab.rows("n1", "SELECT 1 FROM finding WHERE code = 'lost'"), "NVML to miss it too")
     code, text = resume(lab, "n1", here="n1", config=lab.config)
     assert code == 0
     assert "still there: nvml:lost GPU3" in text
     assert "left alone until it is mended" in text
-    lab.until_checked("n1")
-    lab.until_checked("n1")
+    lab.check("n1")
+    lab.check("n1")
     assert lab.reason("n1") == ""
     lab.inject("n1", "xid", 79, "--gpu", 5)  # news is news
     lab.until_reason("n1", "GPU5")
@@ -142,7 +129,7 @@ def test_from_another_host_the_node_itself_takes_note_later(lab):
     lab.inject("n2", "xid", 79, "--gpu", 3)
     lab.until_reason("n2", "gpuhealth:")
     assert resume(lab, "n2")[0] == 0
-    until(lambda: lab.journal("n2", "hold") is None, "the journal's note", 40)
+    lab.until(lambda: lab.journal("n2", "hold") is None, "the journal's note")
     assert lab.reason("n2") == ""
 
 

@@ -132,21 +132,21 @@ def test_a_reboot_leaves_our_reason_ours_and_the_node_alone(cluster, slurm):
     assert hold.take(slurm, "n3", WANTED).plan.action == "ours"
     cluster.stop_node("n3")
     cluster.daemons.start("slurmd-n3", "slurmd", "-D", "-b", "-f", str(cluster.conf), "-N", "n3")  # as after a boot
-    until(lambda: "REBOOT" not in cluster.state("n3"), "n3 after its reboot", 60)
+    until(lambda: "REBOOT" not in cluster.state("n3"), "n3 after its reboot")
 
 
 def test_a_node_under_maintenance_is_left_alone(cluster, slurm):
     flags = ["users=root", "flags=maint,ignore_jobs", "starttime=now", "duration=60", "nodes=n2"]
     cluster.run("scontrol", "create", "reservation", "reservationname=work", *flags)
     try:
-        until(lambda: "MAINTENANCE" in cluster.state("n2"), "maintenance", 60)
+        until(lambda: "MAINTENANCE" in cluster.state("n2"), "maintenance")
         change = hold.take(slurm, "n2", WANTED)
         assert (change.plan.action, change.done) == ("leave", False)
         assert "maintenance" in change.plan.why
         assert "DRAIN" not in cluster.state("n2")
     finally:
         cluster.run("scontrol", "delete", "reservationname=work")
-        until(lambda: "MAINTENANCE" not in cluster.state("n2"), "the end of maintenance", 60)
+        until(lambda: "MAINTENANCE" not in cluster.state("n2"), "the end of maintenance")
 
 
 def test_an_unknown_node_is_refused_in_slurms_words(slurm):

@@ -27,7 +27,7 @@ ADD = (
     "INSERT INTO finding (time, seen, source, code, severity, rung, mode, message, standing, count, details)"
     " VALUES (?, ?1, 'xid', ?, 'fault', '', 'enforce', ?, 0, 1, '{}')"
 )
-KILLS = 100
+KILLS = 100 if os.environ.get("GPUHEALTH_SOAK") else 10
 
 
 @pytest.fixture(scope="module")
@@ -284,17 +284,17 @@ def killed_at_random(controller, nodes, kills):
     return settled(controller, nodes)
 
 
-def test_killed_at_100_random_points_nothing_is_lost_or_doubled(tmp_path):
+def test_killed_at_random_points_nothing_is_lost_or_doubled(tmp_path):
     (tmp_path / "shared").mkdir(0o700)
     store = Store(url=f"file://{tmp_path}/shared", database=f"{tmp_path}/store/cluster.db")
     controller = Settings(store=store)
     nodes = {name: node(tmp_path, controller, name) for name in ("n1", "n2")}
-    assert killed_at_random(controller, nodes, KILLS) > 100
+    assert killed_at_random(controller, nodes, KILLS) > KILLS
 
 
-def test_killed_at_100_random_points_postgresql_loses_and_doubles_nothing(server, database, tmp_path):
+def test_killed_at_random_points_postgresql_loses_and_doubles_nothing(server, database, tmp_path):
     nodes = {name: node(tmp_path, database, name) for name in ("n1", "n2")}
-    assert killed_at_random(database, nodes, KILLS) > 100
+    assert killed_at_random(database, nodes, KILLS) > KILLS
 
 
 def test_postgresql_stopped_and_started_under_load_loses_and_doubles_nothing(server, database, tmp_path):
@@ -330,7 +330,7 @@ def test_the_nodes_of_a_real_cluster_ship_what_they_saw_and_what_ran(tmp_path):
                 drained = db.execute(select(schema.decision).where(schema.decision.c.action == "drained")).first()
                 return (ended, drained, query.events(db)[1]) if ended and drained else None
 
-        ended, drained, events = until(arrived, "what n1 and n2 know, in the store", 60)
+        ended, drained, events = until(arrived, "what n1 and n2 know, in the store")
         assert (ended.node, ended.exit_code, ended.outcome) == ("n1", 3, "exit 3")
         assert ended.gpus.startswith("GPU-")
         assert drained.node == "n2"

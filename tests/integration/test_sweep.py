@@ -1,42 +1,28 @@
 """The sweep on real Slurm: an idle node tests itself and comes back; a job that could start there comes first."""
 
 import marshal
-import os
-import shutil
 import sqlite3
 import time
 
 import pytest
 
 from slurm_gpuhealth.slurm import remark
-from tests.daemons import until
 from tests.fakes import node as fakes
-from tests.lab import Lab, fresh
+
+LAB = {"nodes": 3, "gpus": 4, "dbd": False, "floor": 2}
 
 SWEEP = '\n[sweep]\nenabled = true\ninterval = "1h"\n[[ladder.model]]\ngpu = "*"\nl3 = "10min"\nl4 = "30min"\n'
 
 
-@pytest.fixture(scope="module")
-def shared_lab():
-    if os.geteuid() != 0:
-        pytest.skip("a real Slurm cluster needs root")
-    with Lab(fresh("sweep"), nodes=3, gpus=4, health_interval=4, poll="10s", dbd=False) as lab:
-        for name in lab.names:
-            folder = str(lab.lab / "nodes" / name)
-            scenario = fakes.load(folder)
-            scenario["dcgm"]["time_scale"] = 0.03  # level 2 takes some seconds
-            fakes.save(folder, scenario)
-            until(lambda: lab.journal(name, "checked"), f"{name}: a check")  # noqa: B023
-        yield lab
-    if not os.environ.get("KEEP"):
-        shutil.rmtree(lab.lab)
-
-
 @pytest.fixture
-def lab(shared_lab):
-    yield shared_lab
-    shared_lab.configure()
-    shared_lab.cancel_all()
+def lab(lab):
+    for name in lab.names:
+        folder = str(lab.lab / "nodes" / name)
+        scenario = fakes.load(folder)
+        scenario["dcgm"]["time_scale"] = 0.03  # level 2 takes some seconds
+        fakes.save(folder, scenario)
+    lab.touched.update(lab.names)
+    return lab
 
 
 def steps(lab, node):
@@ -74,11 +60,12 @@ def test_nodes_sweep_one_at_a_time_and_come_back(lab):
                 is_due(lab, node)
         return all(steps(lab, node) == [("L2", "pass", "back")] for node in lab.names)
 
-    until(all_done, "each node swept", 150)
+    lab.until(all_done, "each node swept")
     assert held == 1  # 2 % of three nodes is none; one may always be
-    until(lambda: all(lab.state(node) == "IDLE" for node in lab.names), "all in service")
+    lab.until(lambda: all(lab.state(node) == "IDLE" for node in lab.names), "all in service")
     assert result(lab, "n1").outcome == "pass"
-    time.sleep(15)
+    for _ in range(3):
+        lab.check(*lab.names)
     assert all(len(steps(lab, node)) == 1 for node in lab.names), "once an interval"
 
 
@@ -86,12 +73,13 @@ def test_a_pending_job_that_could_start_there_comes_first(lab):
     first = lab.submit("sleep 600", gres="gpu:4", nodelist="n1")
     lab.wait(first, "RUNNING")
     waits = lab.submit("sleep 1", gres="gpu:4", nodelist="n1")
-    until(lambda: lab.job(waits)["Reason"] in ("Resources", "Priority"), "a job that waits for GPUs")
+    lab.until(lambda: lab.job(waits)["Reason"] in ("Resources", "Priority"), "a job that waits for GPUs")
     for node in lab.names:  # only now: a check that read the configuration of the test before may still run
         is_due(lab, node)
     lab.configure(SWEEP)
-    until(lambda: all(lab.journal(node, "sweep", {}).get("asked") for node in ("n2", "n3")), "both have asked", 60)
-    time.sleep(8)
+    lab.until(lambda: all(lab.journal(node, "sweep", {}).get("asked") for node in ("n2", "n3")), "both have asked")
+    lab.check(*lab.names)
+    lab.check(*lab.names)
     assert [lab.state(node) for node in ("n2", "n3")] == ["IDLE", "IDLE"]
     assert [steps(lab, node) for node in lab.names] == [[], [], []]
     lab.run("scancel", str(waits), str(first))
@@ -109,6 +97,5 @@ def test_a_job_that_is_held_is_in_nobodys_way_and_a_fault_that_the_sweep_finds_s
             is_due(lab, "n2")
         return "memory" in lab.reason("n2")
 
-    until(found, "a fault", 120)
+    lab.until(found, "a fault")
     assert steps(lab, "n2")[0][1] == "fail"
-    lab.heal()

@@ -10,28 +10,19 @@ import pytest
 from slurm_gpuhealth.slurm import reason, remark
 from slurm_gpuhealth.slurm.reason import Reason, write
 from tests.cluster import USER
-from tests.daemons import until
-from tests.lab import BIN, Lab, fresh
+from tests.lab import BIN
 
 NODES = 8
+LAB = {"nodes": NODES, "dbd": False, "floor": 2}
 OURS = Reason("Xid48", 3, "L3", "queued", since="11-20T12:03Z")
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with Lab(fresh("undrain"), nodes=NODES, dbd=False, poll="10s", health_interval=4) as lab:
-        for node in lab.names:
-            lab.until_checked(node)
-        yield lab
-
-
 @pytest.fixture
-def lab(cluster):
-    cluster.heal()
-    change(cluster, "[ladder]\n", "[ladder]\ntests = false\n")  # holds stay as they are
-    for node in cluster.names:
-        admin(cluster, node, "comment=")
-    return cluster
+def lab(lab):
+    change(lab, "[ladder]\n", "[ladder]\ntests = false\n")  # holds stay as they are
+    for node in lab.names:
+        admin(lab, node, "comment=")
+    return lab
 
 
 def change(lab, old, new):
@@ -60,9 +51,8 @@ def held(lab):
 
 def at_rest(lab):
     """What is held once every node has made a check of its own, and no claim is left."""
-    for node in lab.names:
-        lab.until_checked(node)
-    return until(lambda: (found := held(lab)) and "claim" not in found.values() and found, "no claims", 30)
+    lab.check(*lab.names)
+    return lab.until(lambda: (found := held(lab)) and "claim" not in found.values() and found, "no claims")
 
 
 def wave(lab, nodes=None):
@@ -87,8 +77,8 @@ def test_a_wave_stops_at_the_budget_is_undone_by_one_command_and_stays_undone(la
     for node in found:
         assert lab.state(node).startswith("IDLE")
         assert "gpuhealth: ack Xid79 until " in lab.node(node)
-        lab.until_checked(node)
-        lab.until_checked(node)
+        lab.check(node)
+        lab.check(node)
         assert lab.reason(node) == ""  # NVML misses the GPU still
     assert lab.reason("n8") == "PSU, JD"
 
@@ -97,8 +87,8 @@ def test_an_ack_outlives_the_journal_and_keeps_the_sites_own_comment(lab):
     admin(lab, "n2", "comment=rack 7, JD")
     wave(lab, ["n2"])
     lab.until_reason("n2", "gpuhealth:")
-    until(lambda: lab.rows("n2", "SELECT 1 FROM finding WHERE code = 'lost'"), "NVML to miss it too")
-    until(lambda: held(lab).get("n2") not in (None, "claim"), "a confirmed hold")
+    lab.until(lambda: lab.rows("n2", "SELECT 1 FROM finding WHERE code = 'lost'"), "NVML to miss it too")
+    lab.until(lambda: held(lab).get("n2") not in (None, "claim"), "a confirmed hold")
     facts = ("Xid79", "lost")
     comment = remark.write_said("rack 7, JD", remark.Said({fact: time.time() + 86400 for fact in facts[1:]}))
     admin(lab, "n2", f"comment={comment}")
@@ -108,8 +98,8 @@ def test_an_ack_outlives_the_journal_and_keeps_the_sites_own_comment(lab):
     assert ", ack lost until " in line
     for folder in ("state", "run"):
         shutil.rmtree(lab.lab / "nodes/n2" / folder, ignore_errors=True)
-    until(lambda: lab.rows("n2", "SELECT 1 FROM finding WHERE mode = 'acked' AND code = 'lost'"), "the ack found", 60)
-    lab.until_checked("n2")
+    lab.until(lambda: lab.rows("n2", "SELECT 1 FROM finding WHERE mode = 'acked' AND code = 'lost'"), "the ack found")
+    lab.check("n2")
     assert lab.reason("n2") == ""
 
 
@@ -161,12 +151,12 @@ def test_who_is_not_asked_and_who_has_no_right_changes_nothing(lab):
     assert lab.reason("n1").startswith("gpuhealth:Xid48 GPU3 L3 ")
 
 
-def test_a_dead_controller_is_said(cluster):
-    cluster.stop_controller()
+def test_a_dead_controller_is_said(lab):
+    lab.stop_controller()
     try:
-        code, text = undrain(cluster, "--fact", "*", "--yes")
+        code, text = undrain(lab, "--fact", "*", "--yes")
     finally:
-        cluster.start_controller()
+        lab.start_controller()
     assert (code, "slurmctld does not answer" in text) == (1, True)
 
 
@@ -174,11 +164,11 @@ def test_a_node_outside_of_the_group_that_the_budget_counts_is_not_drained(lab):
     change(lab, "[drain]\n", '[drain]\nnodes = "n[1-4]"\n')
     wave(lab, ["n3", "n7"])
     lab.until_reason("n3", "gpuhealth:")
-    until(lambda: lab.rows("n7", "SELECT 1 FROM decision WHERE action = 'refused'"), "a refusal")
+    lab.until(lambda: lab.rows("n7", "SELECT 1 FROM decision WHERE action = 'refused'"), "a refusal")
     assert lab.reason("n7") == ""
 
 
 def test_a_check_that_is_killed_over_its_claim_is_finished_by_the_next(lab):
     admin(lab, "n5", "state=drain", f"reason={write(Reason('Xid48', 3, 'L3', 'claim', since='11-20T12:03Z'))}")
     lab.touched.add("n5")
-    until(lambda: held(lab).get("n5") not in (None, "claim"), "a settled claim", 60)
+    lab.until(lambda: held(lab).get("n5") not in (None, "claim"), "a settled claim")

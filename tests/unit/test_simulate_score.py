@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 
@@ -46,10 +47,14 @@ class Oracle:
         return []
 
 
+small = functools.cache(functools.partial(make, SMALL))
+"""A seed's world; nobody changes it."""
+
+
 def scored(seeds: int = 2, **how) -> score.Report:
     counts = []
     for seed in range(seeds):
-        world = make(SMALL, seed)
+        world = small(seed)
         counted: Counter[tuple[str, ...]] = Counter({("seeds",): 1})
         score.count_ours(counted, world, watch(world, Oracle(world, **how)))
         counts.append(counted)
