@@ -1,4 +1,4 @@
-"""Logs made to cost much: for each pattern lines of its own words and pieces; all are read in time that grows as they do."""
+"""Logs made to cost much: for each pattern lines of its own pieces; time grows no faster than they do."""
 
 from __future__ import annotations
 
