@@ -137,7 +137,8 @@ def judge_gpus(offered: int | str, driven: int | str, configured: int | None, se
 
 
 def judge_dcgm(dcgm: Dcgm, facts: Mapping[str, Any], driven: int | str) -> Iterator[Line]:
-    """`facts`: whether the engine `answers`, `error`, `trouble` beside the GPUs, dcgmi's `version`, GPUs `seen`, version of the `last` result."""
+    """`facts`: whether the engine `answers`, `error`, `trouble` after its list of GPUs, dcgmi's `version`, GPUs `seen`,
+    version of the `last` result."""
     if dcgm.backend == "off":
         yield Line("dcgm", "skip", "DCGM is off (dcgm.backend): GPUs are not tested")
         return

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 # A task's name, 15 bytes of the user's choice, opens some kernel messages: "NAME[PID]: segfault at", "NAME: page
 # allocation failure". Too short for an address, so what has none is doubted.
 TASK = re.compile(
-    r"(?:\\x[0-9a-f]{2}|.){0,15}(?:\[\d+\])?(?:\[\d+\][: ]|: page allocation| invoked oom| uses obsolete \(| is deprecated, please use)",
+    r"(?:\\x[0-9a-f]{2}|.){0,15}(?:\[\d+\])?(?:\[\d+\][: ]|: page allocation| invoked oom"
+    r"| uses obsolete \(| is deprecated, please use)",
     re.S,
 )
 COMM = 15
@@ -117,7 +118,7 @@ def _xid(text: str, line: int, uptime: float | None, logged: bool) -> Event | No
         return None
     where, number, message = found[1] or "", int(found[2]), found[3] or ""
     address = pci(where)
-    # "NVRM: Xid 79, x" fits into a task's name, an address does not. The driver never leaves it out, people who quote do.
+    # "NVRM: Xid 79, x" fits into a task's name, an address does not. The driver prints one; a quote may lack it.
     if not address and not ELIDED.match(where) and (logged or TASK.match(text)):
         return None
     pid, process, message = _process(message)

@@ -40,3 +40,4 @@ def test_a_job_that_is_named_like_an_error_is_still_there_and_low_bandwidth_besi
         assert "DRAIN" not in lab.state("n1")
     finally:
         lab.run("scancel", str(other))
+    assert lab.until_reason("n1", "gpuhealth:").startswith("gpuhealth:pcie GPU3 L")  # alone it counts
