@@ -6,7 +6,8 @@ from tests.daemons import until
 from tests.lab import Lab, fresh
 
 NAMES = [
-    "Invalid job id JobState=RUNNING Reason=None Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0",
+    "Invalid job id JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 "
+    "ExitCode=0:0",
     "x\nslurm_load_jobs error: Invalid job id specified\nJobId=1 JobName=",
     """"'$(false)' NodeList=n2 Reason=Connection_refused UserId=root(0) Invalid job id specified""",
     "x JobState=COMPLETED Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0 "
