@@ -137,7 +137,8 @@ def judge_gpus(offered: int | str, driven: int | str, configured: int | None, se
 
 
 def judge_dcgm(dcgm: Dcgm, facts: Mapping[str, Any], driven: int | str) -> Iterator[Line]:
-    """`facts`: whether the engine `answers`, `error`, dcgmi's `version`, GPUs `seen`, version of the `last` result."""
+    """`facts`: whether the engine `answers`, `error`, `trouble` after its list of GPUs, dcgmi's `version`, GPUs `seen`,
+    version of the `last` result."""
     if dcgm.backend == "off":
         yield Line("dcgm", "skip", "DCGM is off (dcgm.backend): GPUs are not tested")
         return
@@ -151,6 +152,9 @@ def judge_dcgm(dcgm: Dcgm, facts: Mapping[str, Any], driven: int | str) -> Itera
         pydcgm = 'in gpuhealth.toml, [dcgm]: backend = "dcgmi", or the folder of pydcgm.py as pydcgm'
         yield Line("dcgm", "FAIL", facts["error"], pydcgm if dcgm.backend == "pydcgm" else remedy)
         return
+    if facts.get("trouble"):
+        what = f"{facts['trouble']}: the GPUs are tested, what is not listed (NvSwitches) is not watched"
+        yield Line("dcgm-discovery", "warn", what, "dcgmi modules -l; nv-hostengine without --denylist-modules")
     version, last, seen = facts["version"], facts["last"], facts["seen"]
     number = tuple(map(int, re.findall(r"\d+", version or "")[:2]))
     if version and not DCGM_FROM <= number < DCGM_TO:

@@ -128,8 +128,10 @@ def _held_by_others(settings: Settings, journal: Journal, job: Job, mine: Sequen
         try:
             doubtful = retest or not set(mine).isdisjoint(uuids)
             gone = doubtful and not silent and control.show_job(settings.slurm, number).state not in RUNNING
-        except control.Refused as error:
-            gone = "Invalid job id" in error.text
+        except control.NoSuchJob:
+            gone = True
+        except control.Refused:
+            gone = False  # it can't be told: it is taken for running
         except control.SlurmError:
             silent = True
         if gone:

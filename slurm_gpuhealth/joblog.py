@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import time
+from collections import deque
 
 from slurm_gpuhealth import child, rights, watch
 from slurm_gpuhealth.correlate.model import CAUSES, Cited, Reading, to_dict
@@ -43,8 +44,10 @@ SKEW = 60.0
 KINDS = frozenset(
     ("", "hardware", "application", "communication", "infrastructure", "user", "memory", "crash", "numeric", "thermal")
 )
-ENDED = r"\*\*\* JOB {} ON \S+ CANCELLED AT (\S+) [^\n]*\n"
+ENDED = r"\*\*\* JOB {} ON \S{{1,255}} CANCELLED AT (\S{{1,40}}) "
 """What slurmstepd writes below the output of a run that was requeued, preempted or lost its node."""
+RUNS = 1000
+"""Ends of runs that are looked at, the last ones; what a user has printed beyond that is none."""
 
 
 class NotALog(Exception):
@@ -175,14 +178,18 @@ def this_attempt(parts: list[Part], job_id: int, after: float) -> list[Part]:
     """What follows the last run that slurmstepd ended before `after`: with --open-mode=append all runs are there."""
     for place in reversed(range(len(parts))):
         first, text = parts[place]
-        for found in reversed(list(re.finditer(ENDED.format(job_id), text))):
+        last = text.rfind("\n")
+        for found in reversed(deque(re.finditer(ENDED.format(job_id), text), RUNS)):
+            if found.end() > last:  # still being written
+                continue
             try:
                 ended = time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S"))
             except (ValueError, OverflowError):
                 continue
             if ended <= after:
-                skipped = text.count("\n", 0, found.end())
-                return [(first and first + skipped, text[found.end() :]), *parts[place + 1 :]]
+                end = text.index("\n", found.end()) + 1
+                skipped = text.count("\n", 0, end)
+                return [(first and first + skipped, text[end:]), *parts[place + 1 :]]
     return parts
 
 

@@ -288,7 +288,7 @@ def _dcgm(settings: Settings, journal: Journal | None) -> dict[str, Any]:
     """What `judge_dcgm` wants to know. dcgmi is asked only when an engine answers: it would start one of its own."""
     from slurm_gpuhealth.diagnose import dcgmi, engine
 
-    facts: dict[str, Any] = {"answers": False, "error": "", "version": None, "seen": None, "last": None}
+    facts: dict[str, Any] = {"answers": False, "error": "", "trouble": "", "version": None, "seen": None, "last": None}
     dcgm = settings.dcgm
     if dcgm.backend == "off":
         return facts
@@ -300,7 +300,9 @@ def _dcgm(settings: Settings, journal: Journal | None) -> dict[str, Any]:
         return facts
     try:
         facts["version"] = dcgmi.program_version(dcgm.dcgmi)
-        facts["seen"] = len(dcgmi.discover(dcgm)) if facts["answers"] else None
+        if facts["answers"]:
+            known, facts["trouble"] = dcgmi.discovered(dcgm)
+            facts["seen"] = len(known)
     except dcgmi.DcgmError as error:
         facts["error"] = str(error)
     return facts

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import multiprocessing
 import os
+import signal
 import stat
 from typing import TYPE_CHECKING
 
@@ -15,6 +18,8 @@ from slurm_gpuhealth.correlate import logs, words
 from slurm_gpuhealth.correlate.model import to_dict
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from slurm_gpuhealth.correlate.model import Cited, Reading
 
 SHOWN = 8
@@ -24,12 +29,19 @@ MEANT = {
 }
 
 
-def explain_log(files: tuple[str, ...], as_json: bool) -> None:
-    """Print what the files of one job say; a click error names one that can't be read."""
+def explain_log(files: tuple[str, ...], timeout: float, as_json: bool) -> None:
+    """Print what the files of one job say; a click error names one that can't be read, or says that time ran out."""
     try:
-        for name in files:
-            _refuse_endless(name)
-        reading = logs.read_files(files)
+        with deadline(timeout):
+            for name in files:
+                _refuse_endless(name)
+            reading = logs.read_files(files)
+    except TimeoutError:
+        names = " ".join(map(click.format_filename, files))
+        raise click.ClickException(
+            f"{names}: not read to the end in {timeout:g} s. Give more time (--timeout), or only the end:"
+            " tail -c 50M FILE | gpuhealth explain --log -"
+        ) from None
     except OSError as error:
         name = error.filename if isinstance(error.filename, str) else files[0]
         raise click.ClickException(f"{click.format_filename(name)} can't be read: {error.strerror}.") from None
@@ -38,6 +50,24 @@ def explain_log(files: tuple[str, ...], as_json: bool) -> None:
         return
     for line in told(reading, files):
         click.echo(common.safe(line))
+
+
+@contextlib.contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """TimeoutError in what takes longer than that: a huge file, a pipe whose writer is silent."""
+
+    def over(*_: object) -> None:
+        for process in multiprocessing.active_children():  # our own, which read halves of a file
+            process.kill()
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _refuse_endless(name: str) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.correlate.logs_scan import Hit
 
 CHUNK = 4 << 20
-BEFORE = logs_scan.WINDOW + 16384
+BEFORE = logs_scan.LONG + 16384
 """Of the block before, to find the frames of a traceback that ends in this one."""
 WHOLE = 1 << 20
 """At both ends of a file every pattern is sought, in the middle where its lines are much alike; else only what has
@@ -49,14 +49,11 @@ def read_text(text: str, hosts: Sequence[str] = ()) -> Reading:
     """What an excerpt says. `hosts`: the job's nodes, in Slurm's order. An empty one reads in what all others need."""
     if not text:
         logs_scan.ready()
-    block = text.encode("utf-8", "replace")
+    block = _plain(text.encode("utf-8", "replace"))
     low = block.lower()
     among = logs_known.words(low)
     if not among and not any(one in low for one in ALWAYS):
         return Reading()
-    if b"\0" in block:
-        block = block.replace(b"\0", b"")
-        low = block.lower()
     seen = logs_scan.hits(block, low, 0, (*among, *ALWAYS))
     found = _numbered(seen, block, low, 1)
     return logs_judge.judge(found, logs_judge.ranks(low, block), hosts) if found else Reading()
@@ -127,12 +124,12 @@ def _pieces(fd: int, begin: int = 0, end: int = -1) -> Iterator[tuple[bytes, byt
             return
         begin += len(block)
         # A line is of the block in which it begins.
-        yield before, block + os.pread(fd, logs_scan.WINDOW, begin).partition(b"\n")[0] * (block[-1:] != b"\n")
+        yield before, block + os.pread(fd, logs_scan.LONG, begin).partition(b"\n")[0] * (block[-1:] != b"\n")
         before = block[-BEFORE:]
     rest = b""
     while end < 0 and (block := _filled(fd)):
         block = rest + block
-        cut = block.rfind(b"\n", max(0, len(block) - logs_scan.WINDOW)) + 1 or len(block)
+        cut = block.rfind(b"\n", max(0, len(block) - logs_scan.LONG)) + 1 or len(block)
         block, rest = block[:cut], block[cut:]
         yield before, block
         before = block[-BEFORE:]
@@ -153,6 +150,8 @@ def _stretch(pieces: Iterator[tuple[bytes, bytes]], line: int, size: int, done: 
     ranks: Map = {}
     begun = line
     for before, block in pieces:
+        if b"\n" not in before[-logs_scan.LONG :]:
+            before = b""  # a line without end: what is here of it is read like a line of its own
         before, block = _plain(before), _plain(block)
         whole = before + block
         low = whole.lower()
@@ -182,8 +181,8 @@ def _key(hit: Hit) -> Any:
 
 
 def _plain(block: bytes) -> bytes:
-    """Without the zeros of UTF-16 and of holes."""
-    return block.replace(b"\0", b"") if b"\0" in block else block
+    """Without the zeros of UTF-16 and of holes, and the middle of very long lines."""
+    return logs_scan.shortened(block.replace(b"\0", b"") if b"\0" in block else block)
 
 
 def _around(whole: bytes, low: bytes, begin: int, found: list[Hit]) -> list[Hit]:
@@ -206,9 +205,10 @@ def _numbered(found: list[Hit], block: bytes, low: bytes, line: int) -> list[Hit
     """`found`, in order, with line numbers in the place of offsets; `line` is the number of the block's first line."""
     numbered, last = [], 0
     several = len(found) > 1 or line > 1
+    progress = logs_scan.Progress(low)
     for hit in found:
         line += block.count(b"\n", last, hit.at)
         last = hit.at
-        went_on = hit.known.role == "first" and several and logs_scan.survived(low, hit.at)
+        went_on = hit.known.role == "first" and several and progress.survived(hit.at)
         numbered.append(hit._replace(at=line, survived=hit.survived or went_on))
     return numbered

@@ -15,13 +15,14 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from slurm_gpuhealth.correlate.model import Cause
 
 WORD = re.compile(rb"[a-z]{3,}")
 AROUND = 160
 ROLES = {"noise": 4, "first": 3, "cascade": 2, "confirm": 1, "weak": 0}
+DENIABLE = ("first", "weak")
 # What stands around a phrase when it is no report: "0 failed GPUs", "no uncorrectable ECC", "gpu_lost=0", "fabric
 # manager: running".
 NOT = re.compile(
@@ -77,11 +78,13 @@ class Pattern(NamedTuple):
     others: tuple[bytes, ...]
     ordered: bool
     known: Known
+    rank: tuple[int, float, int]
+    """Of several that fit the highest counts: role, confidence, length."""
 
 
 class Table(NamedTuple):
-    lines: dict[bytes, list[Pattern]]
-    """By a word that the line must hold."""
+    lines: dict[bytes, dict[bytes, list[Pattern]]]
+    """By a word that the line must hold, and by another one, b"" where one is enough; the highest rank first."""
     anchors: tuple[bytes, ...]
     advice: dict[str, str]
 
@@ -91,16 +94,23 @@ def table() -> Table:
     with open(os.path.join(os.path.dirname(__file__), "patterns.toml"), "rb") as file:
         told = tomllib.load(file)
     common = {word.encode() for word in told["common"]}
-    lines: dict[bytes, list[Pattern]] = {}
+    lines: dict[bytes, dict[bytes, list[Pattern]]] = {}
     for row in told["known"]:
-        patterns = row.pop("lines")
+        rows = row.pop("lines")
         known = Known(**row)
-        for pattern in patterns:
-            ordered = " & " not in pattern
-            for pieces, source in expanded(pattern.split(" * " if ordered else " & "), told["words"]):
+        for written in rows:
+            ordered = " & " not in written
+            for pieces, source in expanded(written.split(" * " if ordered else " & "), told["words"]):
                 first, *others = (piece.encode() for piece in pieces)
                 word = max(WORD.findall(source.encode()), key=lambda one: (one not in common, len(one)))
-                lines.setdefault(word, []).append(Pattern(first, tuple(others), ordered, known))
+                rank = ROLES[known.role], known.confidence, len(first) + sum(map(len, others))
+                # Pieces in any order stand as words of their own, so every word of theirs must be there.
+                second = max({b"", *(() if ordered else WORD.findall(" ".join(pieces).encode()))} - {word}, key=len)
+                pattern = Pattern(first, tuple(others), ordered, known, rank)
+                lines.setdefault(word, {}).setdefault(second, []).append(pattern)
+    for by_second in lines.values():
+        for patterns in by_second.values():
+            patterns.sort(key=lambda pattern: pattern.rank, reverse=True)
     return Table(lines, tuple(anchor.encode() for anchor in told["anchors"]), told["advice"])
 
 
@@ -118,31 +128,59 @@ def words(low: bytes) -> set[bytes]:
     return table().lines.keys() & WORD.findall(low)
 
 
-def recognise(low: bytes, among: Iterable[bytes]) -> Known | None:
-    """What a line in lower case speaks of, by the words that may be in it: what ranks highest, noise above all."""
+def recognise(low: bytes) -> Known | None:
+    """What a line in lower case speaks of: what ranks highest, noise above all."""
     best, rank = None, (-1, 0.0, 0)
     lines = table().lines
-    for word in among:
-        if word not in low:
-            continue
-        for pattern in lines[word]:
-            begin = low.find(pattern.first) if pattern.ordered else word_at(low, pattern.first)
-            if begin < 0:
-                continue
-            end = begin + len(pattern.first)
-            length = len(pattern.first)
-            for piece in pattern.others:
-                at = low.find(piece, end) if pattern.ordered else word_at(low, piece)
-                if at < 0:
+    every = {b"", *WORD.findall(low)}
+    # Many patterns share a piece, and many fit one place: each is looked for and judged once.
+    places: dict[bytes, int] = {}
+    refused: dict[tuple[int, int, bool], bool] = {}
+    for word in lines.keys() & every:
+        by_second = lines[word]
+        for second in by_second.keys() & every:
+            for pattern in by_second[second]:
+                if pattern.rank <= rank:
                     break
-                end = at + len(piece) if pattern.ordered else end
-                length += len(piece)
-            else:
-                known = pattern.known
-                mine = (ROLES[known.role], known.confidence, length)
-                if mine > rank and not denied(low, begin, end, known):
-                    best, rank = known, mine
+                found = _ordered(low, pattern) if pattern.ordered else _together(low, pattern, places)
+                if found and not _refused(low, *found, pattern.known, refused):
+                    best, rank = pattern.known, pattern.rank
+                    break
     return best
+
+
+def _refused(low: bytes, begin: int, end: int, known: Known, judged: dict[tuple[int, int, bool], bool]) -> bool:
+    """`denied`, once for each place."""
+    if known.role not in DENIABLE or (known.cause == "application" and known.kind != "numeric"):
+        return False
+    key = begin, end, known.cause == "node"
+    if key not in judged:
+        judged[key] = denied(low, begin, end, known)
+    return judged[key]
+
+
+def _ordered(low: bytes, pattern: Pattern) -> tuple[int, int] | None:
+    """Where the pieces of a pattern stand one after the other."""
+    begin = low.find(pattern.first)
+    end = begin + len(pattern.first)
+    for piece in pattern.others if begin >= 0 else ():
+        at = low.find(piece, end)
+        if at < 0:
+            return None
+        end = at + len(piece)
+    return (begin, end) if begin >= 0 else None
+
+
+def _together(low: bytes, pattern: Pattern, places: dict[bytes, int]) -> tuple[int, int] | None:
+    """Where the first piece of a pattern stands, if all others stand somewhere too."""
+    begin = -1
+    for piece in (*pattern.others, pattern.first):
+        begin = places.get(piece, -2)
+        if begin == -2:
+            begin = places[piece] = word_at(low, piece)
+        if begin < 0:
+            return None
+    return begin, begin + len(pattern.first)
 
 
 def word_at(low: bytes, piece: bytes) -> int:
@@ -160,7 +198,7 @@ def word_at(low: bytes, piece: bytes) -> int:
 
 def denied(low: bytes, begin: int, end: int, known: Known) -> bool:
     """Whether the line says of the phrase between `begin` and `end` that it is not so, or only could be."""
-    if known.role not in ("first", "weak") or (known.cause == "application" and known.kind != "numeric"):
+    if known.role not in DENIABLE or (known.cause == "application" and known.kind != "numeric"):
         return False  # what follows the name of an exception is its message
     before, after = b"x" * (begin > AROUND) + low[max(0, begin - AROUND) : begin], low[end : end + 40]
     if NOT.search(before) or IS_NOT.match(after):

@@ -40,26 +40,35 @@ def exception(message: str) -> str:
     return found[1].rpartition(".")[2] if found else ""
 
 
-def frame(block: bytes, at: int) -> str:
-    """The innermost frame of the user's own code, `train.py:step`, in the traceback that ends at `at`; "" if none.
+class Frames:
+    """Looks for frames in a block of `size` bytes, until that has cost as much as reading the block."""
 
-    Other ranks' lines may stand between: only those with the prefix of the line at `at` are looked at.
-    """
-    end = block.find(b"\n", at)
-    own = block[at : end if end >= 0 else at + 200][:200].decode("utf-8", "replace")
-    prefix = _prefix(own)
-    for raw in reversed(block[max(0, at - LOOK) : at].split(b"\n")):
-        if b'File "' not in raw:
-            if b"Traceback (most" in raw and _prefix(raw[:200].decode("utf-8", "replace")) == prefix:
-                return ""
-            continue
-        text = raw[-1000:].decode("utf-8", "replace") if len(raw) > 1000 else raw.decode("utf-8", "replace")
-        if _prefix(text) != prefix:
-            continue
-        found = FRAME.search(text)
-        if found and not LIBRARY.search(found[1]):
-            return f"{found[1].rpartition('/')[2]}:{found[2] or '<module>'}"[:200]
-    return ""
+    def __init__(self, size: int) -> None:
+        self.left = 4096 + size // 64
+
+    def innermost(self, block: bytes, at: int) -> str:
+        """The innermost frame of the user's own code, `train.py:step`, in the traceback that ends at `at`; "" if none.
+
+        Other ranks' lines may stand between: only those with the prefix of the line at `at` are looked at.
+        """
+        if self.left <= 0:
+            return ""
+        self.left -= 4
+        end = block.find(b"\n", at, at + 200)
+        prefix = _prefix(block[at : end if end >= 0 else at + 200].decode("utf-8", "replace"))
+        for raw in reversed(block[max(0, at - LOOK) : at].split(b"\n")):
+            if b'File "' not in raw:
+                if b"Traceback (most" in raw and _prefix(raw[:200].decode("utf-8", "replace")) == prefix:
+                    return ""
+                continue
+            self.left -= 1
+            text = raw[-1000:].decode("utf-8", "replace") if len(raw) > 1000 else raw.decode("utf-8", "replace")
+            if _prefix(text) != prefix:
+                continue
+            found = FRAME.search(text)
+            if found and not LIBRARY.search(found[1]):
+                return f"{found[1].rpartition('/')[2]}:{found[2] or '<module>'}"[:200]
+        return ""
 
 
 def _prefix(text: str) -> tuple[str, ...]:

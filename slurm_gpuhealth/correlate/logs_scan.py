@@ -2,10 +2,14 @@
 
 A pass over a block costs a search for each anchor (logs_known.py). Where an anchor is in very many lines (a flood, or
 an ordinary line that holds it) lines are told apart by their shape, which is the line without its digits.
+
+Users write these lines. So that no line costs more than its length, each is read once and as a whole, and of a very
+long one only both ends (`shortened`).
 """
 
 from __future__ import annotations
 
+import bisect
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,9 +18,17 @@ from slurm_gpuhealth.correlate.logs_known import Known
 from slurm_gpuhealth.xid import advise, catalog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
-WINDOW = 2048  # of a line, around what was found in it
+WINDOW = 2048
+"""Bytes of an ordinary line."""
+LONG = 8192
+"""Bytes of a line that are read; of a longer one so many at its ends."""
+CUT = b" ... "
+MANY = 64
+"""Anchors up to which it is faster to look for each than to read every line."""
+SMALL = 1 << 16
+"""Bytes of a block that may be searched for any number of anchors."""
 PROGRESS = re.compile(rb"\b(?:iteration|iter|global_step|step|epoch)\b[^\n]{0,40}\d")
 WENT_ON = 10
 """Lines of progress after an error, within LATER bytes, that say that the job survived it: ranks that do not know yet
@@ -59,23 +71,55 @@ class Hit(NamedTuple):
     file: int = 0
 
 
-def hits(block: bytes, low: bytes, begin: int, anchors: Iterable[bytes]) -> list[Hit]:
+def shortened(block: bytes) -> bytes:
+    """`block` with the middle of its very long lines left out; as many lines as before."""
+    pieces, done, at = [], 0, 0
+    while at + LONG < len(block):
+        start = max(block.rfind(b"\n", at, at + LONG), block.rfind(b"\r", at, at + LONG)) + 1
+        if start:  # a line ends within reach: go on after it
+            at = start
+            continue
+        end = min(place if place >= 0 else len(block) for place in _ends(block, at + LONG))
+        pieces += [block[done : at + LONG // 2], CUT]
+        done = at = end - LONG // 2
+        at = end
+    return b"".join((*pieces, block[done:])) if pieces else block
+
+
+def hits(block: bytes, low: bytes, begin: int, anchors: Collection[bytes]) -> list[Hit]:
     """Hits at `begin` or later, in order, their `at` an offset in `block`; `low` is `block` in lower case."""
+    frames = logs_python.Frames(len(block))
+    if len(anchors) > MANY and len(low) - begin > SMALL:
+        return _every(block, low, begin, frames)
     seen: dict[int, Hit | None] = {}
+    lines: list[bytes] = []
     for anchor in anchors:
         looked, at = 0, low.find(anchor, begin)
         while at >= 0:
             start, end = _bounds(low, at)
             if start not in seen and (start >= begin or not begin):
                 looked += 1
-                seen[start] = hit(block, low, start, end)
+                seen[start] = hit(block, low, start, end, frames)
             if looked >= FLOOD:
-                for first, last in _shapes(low, anchor, end):
+                lines = lines or low[begin:].split(b"\n")
+                for first, last in _shapes(low, anchor, end, begin, lines):
                     if first not in seen:
-                        seen[first] = hit(block, low, first, last)
+                        seen[first] = hit(block, low, first, last, frames)
                 break
             at = low.find(anchor, max(end, at + 1))
     return [found for _, found in sorted(seen.items()) if found is not None]
+
+
+def _every(block: bytes, low: bytes, begin: int, frames: logs_python.Frames) -> list[Hit]:
+    """The same for a block that holds very many of the anchors: each line is read."""
+    found, at = [], begin
+    for text in low[begin:].split(b"\n"):
+        for line in text.split(b"\r") if b"\r" in text else (text,):
+            # a line is of the block in which it begins
+            if line and (at > begin or not begin or low[begin - 1 : begin] in b"\n\r"):
+                found.append(hit(block, low, at, at + len(line), frames))
+            at += len(line) + 1
+    return [one for one in found if one is not None]
 
 
 def alike(block: bytes, low: bytes, begin: int, seen: set[tuple[bytes, bytes]]) -> list[Hit] | None:
@@ -95,6 +139,7 @@ def alike(block: bytes, low: bytes, begin: int, seen: set[tuple[bytes, bytes]]) 
     bad = {shape for shape, number in first.items() if speaks(lines[number])}
     if not bad:
         return []
+    frames = logs_python.Frames(len(block))
     found, at = [], begin
     for line, shape in zip(lines, shapes):
         if shape in bad:
@@ -102,32 +147,36 @@ def alike(block: bytes, low: bytes, begin: int, seen: set[tuple[bytes, bytes]]) 
             key = shape, who[0] if who else b""
             if key not in seen and len(seen) < MOST:
                 seen.add(key)
-                found.append(hit(block, low, at, at + len(line)))
+                found.append(hit(block, low, at, at + len(line), frames))
         at += len(line) + 1
     return [one for one in found if one is not None]
 
 
 def speaks(line: bytes) -> bool:
-    known = logs_known.recognise(line, logs_known.words(line))
+    known = logs_known.recognise(line)
     return b"xid" in line or EXCEPTION.search(line) is not None or (known is not None and known.role != "noise")
 
 
 def _bounds(low: bytes, at: int) -> tuple[int, int]:
-    """Where the line around `at` begins and ends: at a newline, a carriage return, or WINDOW away."""
-    start = max(low.rfind(b"\n", max(0, at - WINDOW), at), low.rfind(b"\r", max(0, at - WINDOW), at)) + 1
-    start = start or max(0, at - WINDOW)
-    end = low.find(b"\n", at, at + WINDOW)
-    end = end if end >= 0 else min(len(low), at + WINDOW)
-    cut = low.find(b"\r", at, end)
-    return start, cut if cut >= 0 else end
+    """Where the line around `at` begins and ends: at a newline, a carriage return, or LONG away."""
+    first = max(0, at - LONG)
+    start = max(low.rfind(b"\n", first, at), low.rfind(b"\r", first, at)) + 1 or first
+    last = min(len(low), at + LONG)
+    return start, min(place if place >= 0 else last for place in _ends(low, at, last))
 
 
-def _shapes(low: bytes, anchor: bytes, begin: int) -> Iterator[tuple[int, int]]:
-    """The first line of each shape that holds `anchor`, of at most FLOOD shapes, at or after `begin`."""
+def _ends(text: bytes, at: int, last: int | None = None) -> tuple[int, int]:
+    """The next newline and the next carriage return before it; -1 for none."""
+    newline = text.find(b"\n", at, last)
+    return newline, text.find(b"\r", at, newline if newline >= 0 else last)
+
+
+def _shapes(low: bytes, anchor: bytes, begin: int, at: int, lines: Iterable[bytes]) -> Iterator[tuple[int, int]]:
+    """The first line of each shape that holds `anchor`, of at most FLOOD shapes, at or after `begin`, among `lines`,
+    the first of which is at `at`."""
     known: set[bytes] = set()
-    at = begin
-    for line in low[begin:].split(b"\n"):
-        if anchor in line:
+    for line in lines:
+        if at + len(line) > begin and anchor in line:
             shape = line[:WINDOW].translate(None, DIGITS)
             if shape not in known:
                 known.add(shape)
@@ -137,11 +186,11 @@ def _shapes(low: bytes, anchor: bytes, begin: int) -> Iterator[tuple[int, int]]:
         at += len(line) + 1
 
 
-def hit(block: bytes, low: bytes, start: int, end: int) -> Hit | None:
+def hit(block: bytes, low: bytes, start: int, end: int, frames: logs_python.Frames) -> Hit | None:
     """What one line says, None if it is no failure's."""
     line = low[start:end]
     known = xid(line) if b"xid" in line else None
-    known = known or logs_known.recognise(line, logs_known.words(line))
+    known = known or logs_known.recognise(line)
     if known is not None and (known.role == "noise" or (known.error.startswith(WORDS) and MILD.search(line))):
         return None
     name = ""
@@ -161,7 +210,7 @@ def hit(block: bytes, low: bytes, start: int, end: int) -> Hit | None:
         said = said._replace(host=root[1].decode(), rank=int(root[2]))
     where = ""
     if name and known.role != "cascade":
-        where = logs_python.frame(block, start)
+        where = frames.innermost(block, start)
         if where and known.cause == "application" and known.role == "first":
             known = known._replace(confidence=min(0.95, known.confidence + 0.1))
     general = known.error in ("program error", "exception") or known.error.startswith(WORDS)
@@ -173,10 +222,20 @@ def _surely(known: Known) -> Known:
     return known._replace(role="first", confidence=0.5)
 
 
-def survived(low: bytes, at: int) -> bool:
-    """Whether the job went on after the line at `at`."""
-    found = PROGRESS.finditer(low, low.find(b"\n", at, at + WINDOW) + 1 or len(low), at + LATER)
-    return sum(1 for _, _ in zip(found, range(WENT_ON))) == WENT_ON
+class Progress:
+    """The lines of progress in a block; looked for once."""
+
+    def __init__(self, low: bytes) -> None:
+        self.low = low
+        self.ends: list[int] | None = None
+
+    def survived(self, at: int) -> bool:
+        """Whether the job went on after the line at `at`."""
+        if self.ends is None:
+            self.ends = [found.end() for found in PROGRESS.finditer(self.low)]
+        after = self.low.find(b"\n", at, at + LONG) + 1 or len(self.low)
+        enough = bisect.bisect_right(self.ends, after) + WENT_ON - 1
+        return enough < len(self.ends) and self.ends[enough] <= at + LATER
 
 
 def xid(line: bytes) -> Known | None:

@@ -88,11 +88,25 @@ def command(
 
 def discover(settings: Dcgm, timeout: float = SHORT) -> dict[int, str]:
     """The GPUs that DCGM sees: entity id → UUID (no diagnostic's document has UUIDs). Raises DcgmError."""
+    return discovered(settings, timeout)[0]
+
+
+def discovered(settings: Dcgm, timeout: float = SHORT) -> tuple[dict[int, str], str]:
+    """The same, and what went wrong after the GPUs were listed; "" for nothing. Raises DcgmError.
+
+    Without the engine's module for NvSwitches dcgmi lists every GPU, says that it can't list those, and exits 223.
+    """
     done = child.run([settings.dcgmi, "discovery", "--host", settings.host, "-l"], timeout=timeout, grace=engine.STOP)
     text = done.stdout.decode("utf-8", "replace")
-    if done.rc != 0:
+    known = gpus_of(text)
+    if done.rc == 0:
+        return known, ""
+    counted = re.match(r"\s*(\d+) GPUs? found", text)
+    if done.timed_out or done.rc is None or done.rc < 0 or not known or not counted or int(counted[1]) != len(known):
         raise DcgmError(f"dcgmi discovery {_failed(done, timeout)}")
-    return gpus_of(text)
+    after = " ".join(line for line in text.splitlines() if line[:1] not in ("|", "+", "") and "GPU" not in line)
+    said = " ".join((done.stderr.decode("utf-8", "replace") + " " + after).split())[:200]
+    return known, f"dcgmi discovery ended with exit code {done.rc}: {said or 'no words'}"
 
 
 def gpus_of(text: str) -> dict[int, str]:

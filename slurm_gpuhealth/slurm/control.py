@@ -2,7 +2,9 @@
 
 SlurmError
 ├── ControllerDown   no answer; try again later
-├── Refused          an answer, and it is no: `rc`, `text`
+├── Refused          an answer, and it is no: `rc`, `text` (what the program said of itself, never a record)
+│   ├── NoSuchJob    slurmctld does not know the job: it has ended
+│   └── Unreadable   a record that can't be read safely
 └── NoProgram        the program is not where the configuration says
 """
 
@@ -32,6 +34,10 @@ NO_ANSWER = (
 )
 
 
+NO_JOB = "slurm_load_jobs error: Invalid job id specified"
+"""All that scontrol says of a job that slurmctld does not know (22.05 to 26.05), on standard error, with exit 1."""
+
+
 class SlurmError(Exception):
     """Slurm could not be asked, or said no."""
 
@@ -43,9 +49,19 @@ class ControllerDown(SlurmError):
 class Refused(SlurmError):
     """slurmctld or the client said no."""
 
-    def __init__(self, what: str, rc: int, text: str) -> None:
+    def __init__(self, what: str, rc: int, text: str, answered: bool = False) -> None:
         super().__init__(f"{what}: exit {rc}: {text}")
         self.rc, self.text = rc, text
+        self.answered = answered
+        """Whether there was an answer on standard output, too."""
+
+
+class NoSuchJob(Refused):
+    """The controller does not know the job (any more)."""
+
+
+class Unreadable(Refused):
+    """An answer that can't be told apart from what a user put into it: it says nothing, of nobody."""
 
 
 class NoProgram(SlurmError):
@@ -58,7 +74,7 @@ def show_node(slurm: settings.Slurm, name: str) -> records.NodeRecord:
     try:
         return records.parse_node(text, name)
     except ValueError as error:
-        raise Refused(f"scontrol show node {name}", 0, str(error)) from None
+        raise Unreadable(f"scontrol show node {name}", 0, str(error)) from None
 
 
 def show_nodes(slurm: settings.Slurm, names: str = "") -> list[records.NodeRecord]:
@@ -67,12 +83,17 @@ def show_nodes(slurm: settings.Slurm, names: str = "") -> list[records.NodeRecor
 
 
 def show_job(slurm: settings.Slurm, job_id: int) -> records.JobRecord:
-    """The job's record. A job that is unknown, or whose record can't be read safely, is Refused."""
-    text = _ask(slurm, slurm.scontrol, "-o", "show", "job", str(int(job_id)))
+    """The job's record. NoSuchJob, or Unreadable where it can't be read safely."""
+    try:
+        text = _ask(slurm, slurm.scontrol, "-o", "show", "job", str(int(job_id)))
+    except Refused as error:
+        if error.rc == 1 and not error.answered and error.text == NO_JOB:
+            raise NoSuchJob(f"scontrol show job {job_id}", 1, NO_JOB) from None
+        raise
     try:
         return records.parse_job(text, job_id)
     except ValueError as error:
-        raise Refused(f"scontrol show job {job_id}", 0, str(error)) from None
+        raise Unreadable(f"scontrol show job {job_id}", 0, str(error)) from None
 
 
 def drain(slurm: settings.Slurm, name: str, reason: Reason) -> None:
@@ -221,10 +242,11 @@ def _ask(slurm: settings.Slurm, *argv: str, streams: int = 1) -> str:
     if done.rc in (126, 127) and err.startswith(f"{argv[0]}: "):
         raise NoProgram(f"{err}: set its path in the table [slurm] of gpuhealth.toml")
     if done.rc:
-        text = (err + out).strip()
+        # Standard output may hold records, and in them what users wrote: only standard error is the program's own word.
+        text = err.strip()
         if any(words in text for words in NO_ANSWER):
             raise ControllerDown(f"{what}: {text}")
-        raise Refused(what, done.rc, text)
+        raise Refused(what, done.rc, text, answered=bool(out.strip()))
     return out + err if streams == 2 else out
 
 

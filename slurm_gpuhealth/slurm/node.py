@@ -100,7 +100,7 @@ def parse_node(text: str, name: str) -> NodeRecord:
     head, _, rest = text.strip().partition(" Reason=")
     fields = dict(word.split("=", 1) for word in reversed(head.split()) if "=" in word)  # the first of a key wins
     if fields.get("NodeName") != name or not fields.get("State"):
-        raise ValueError(f"not the record of node {name}: {text[:200]!r}")
+        raise ValueError(f"not the record of node {name}")
     base, *flags = (word.rstrip("*~#!%$@^-") for word in fields["State"].split("+"))
     reason, user, time, after = _parse_reason(rest) if rest else ("", "", 0.0, head)
     comment, extra = _parse_remarks(after)
@@ -147,7 +147,7 @@ def parse_job(text: str, job_id: int) -> JobRecord:
     states = list(JOB_STATE.finditer(records[0])) if len(records) == 1 else []
     nodes = JOB_NODES.findall(records[0]) if len(records) == 1 else []
     if len(states) != 1 or len(nodes) != 1:
-        raise ValueError(f"job {job_id}: its record can't be read safely: {text[:200]!r}")
+        raise ValueError(f"job {job_id}: its record can't be read safely")  # it holds words of its user
     found = states[0]
     task, starts = JOB_TASK.match(records[0]), JOB_START.findall(records[0])
     return JobRecord(

@@ -85,4 +85,4 @@ def _asked(slurm: settings.Slurm, job_id: int) -> tuple[str, str, str]:
         task, _, name = rest.partition("|")
         if number == str(job_id) and array.isdigit():
             return array, task if task.isdigit() else "", name
-    raise control.Refused(f"squeue -j {job_id}", 0, f"does not know it: {answer[:200]!r}")
+    raise control.Unreadable(f"squeue -j {job_id}", 0, "no line that begins with this job")

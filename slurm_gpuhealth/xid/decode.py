@@ -56,13 +56,13 @@ NEWLINE = re.compile(r"\\x0a|#012|\n\s*")
 def decode(lines: Iterable[str]) -> Iterator[Event]:
     """The events in `lines`, in input order; the further lines of an event are part of it."""
     held: list[Event] = []
-    for number, text, uptime, recorded in _messages(lines):
+    for number, text, uptime, stamped in _messages(lines):
         while held and number - held[0].line > REACH:
             yield from _done(held.pop(0))
         if text.startswith("NVRM: The NVIDIA GPU "):
             text = NEWLINE.sub(" ", text)
-        event = forms.read(text, number, uptime)
-        if event is None or (recorded and event.kind == "xid" and event.pci is None):
+        event = forms.read(text, number, uptime, stamped != "")
+        if event is None or (stamped == "kmsg" and event.kind == "xid" and event.pci is None):
             continue  # the driver itself never leaves the address out
         for i in range(len(held) - 1, -1, -1) if event.part else ():
             whole = _join(held[i], event)
@@ -78,8 +78,9 @@ def decode(lines: Iterable[str]) -> Iterator[Event]:
         yield from _done(event)
 
 
-def _messages(lines: Iterable[str]) -> Iterator[tuple[int, str, float | None, bool]]:
-    """Number, text without its stamp, uptime and "from /dev/kmsg" of every line that the kernel may have written."""
+def _messages(lines: Iterable[str]) -> Iterator[tuple[int, str, float | None, str]]:
+    """Number, text without its stamp, uptime and stamp ("kmsg", "log" or "") of every line that the kernel may have
+    written."""
     stamped = False
     for number, line in enumerate(lines, 1):
         line = _journal(line) if line.startswith("{") else line[:LENGTH].rstrip("\r\n")
@@ -89,7 +90,7 @@ def _messages(lines: Iterable[str]) -> Iterator[tuple[int, str, float | None, bo
         if record:
             stamped = True
             if int(record[1]) >> 3 == 0:
-                yield number, line[record.end() :], int(record[2]) / 1e6, True
+                yield number, line[record.end() :], int(record[2]) / 1e6, "kmsg"
             continue
         bare = line.lstrip()
         stamp = STAMP.match(bare)
@@ -103,7 +104,7 @@ def _messages(lines: Iterable[str]) -> Iterator[tuple[int, str, float | None, bo
         else:
             stamped = stamp.end() > 0
         seconds = stamp["ring"] or stamp["inner"]
-        yield number, text, float(seconds) if seconds else None, False
+        yield number, text, float(seconds) if seconds else None, "log" if stamp.end() else ""
 
 
 def _journal(line: str) -> str:

@@ -19,11 +19,19 @@ if TYPE_CHECKING:
 
 # A task's name, 15 bytes of the user's choice, opens some kernel messages: "NAME[PID]: segfault at", "NAME: page
 # allocation failure". Too short for an address, so what has none is doubted.
-TASK = re.compile(r"(?:\\x[0-9a-f]{2}|.){0,15}(?:\[\d+\])?(?:\[\d+\][: ]|: page allocation| invoked oom)", re.S)
+TASK = re.compile(
+    r"(?:\\x[0-9a-f]{2}|.){0,15}(?:\[\d+\])?(?:\[\d+\][: ]|: page allocation| invoked oom"
+    r"| uses obsolete \(| is deprecated, please use)",
+    re.S,
+)
+COMM = 15
+"""Bytes of a task's name. What is believed reaches beyond them, by more than the sign that the kernel puts after it."""
 FULL = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?"
 PCI = rf"(?:{FULL}|[0-9a-f]{{2}}:[0-9a-f]{{2}}(?:\.[0-7])?)"
 ADDRESS = re.compile(r"(?:PCI:)?(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(\.[0-7])?(?![0-9a-f:])", re.I)
 XID = re.compile(r"NVRM: Xid:? ?(?:\(([^)]{0,80})\))?:? ?(\d{1,4})(?:[,:] ?(.*)|\s*)$", re.S)
+# An address that somebody has blotted out.
+ELIDED = re.compile(r"PCI:[0-9a-fx.:*]{3,20}(?: GPU-I:.*)?$", re.I)
 MIG = re.compile(r" GPU-I:(\d+)")
 PID = re.compile(r"pid=(?:(\d+)|'?<unknown>'?)(?:,\s*|\s*$)(name=)?")
 # How messages begin, to tell where a name that has commas in it ends.
@@ -69,10 +77,10 @@ AER_PART = re.compile(
 MLX = re.compile(rf"mlx[45]_\w+ ({FULL})(?: [\w-]+)?: (.*)", re.I | re.S)
 
 
-def read(text: str, line: int, uptime: float | None = None) -> Event | None:
-    """The event that a message is; None: it is not about our devices."""
+def read(text: str, line: int, uptime: float | None = None, logged: bool = True) -> Event | None:
+    """The event that a message is; None: it is not about our devices. `logged`: a log's stamp stood before it."""
     if text.startswith(("NVRM: Xid ", "NVRM: Xid: ")):
-        return _xid(text, line, uptime)
+        return _xid(text, line, uptime, logged)
     if text.startswith("NVRM: "):
         return None if TASK.match(text) else _nvrm(text, line, uptime)
     if text.startswith("nvidia-nvswitch"):
@@ -82,7 +90,7 @@ def read(text: str, line: int, uptime: float | None = None) -> Event | None:
     if text.startswith("mce: [Hardware Error]"):
         meaning = "The processor reports a machine check"
         return Event(line, "mce", uptime=uptime, cls="hardware", word="machine-check", meaning=meaning, message=text)
-    if PEERMEM.match(text):
+    if PEERMEM.match(text) and not TASK.match(text):
         return Event(
             line,
             "nvrm",
@@ -104,13 +112,14 @@ def pci(text: str, function: bool = False) -> str | None:
     return f"{int(domain or '0', 16):04x}:{bus}:{device}{fn or '' if function else ''}".lower()
 
 
-def _xid(text: str, line: int, uptime: float | None) -> Event | None:
+def _xid(text: str, line: int, uptime: float | None, logged: bool) -> Event | None:
     found = XID.match(text)
     if not found:
         return None
     where, number, message = found[1] or "", int(found[2]), found[3] or ""
     address = pci(where)
-    if not address and TASK.match(text):
+    # "NVRM: Xid 79, x" fits into a task's name, an address does not. The driver prints one; a quote may lack it.
+    if not address and not ELIDED.match(where) and (logged or TASK.match(text)):
         return None
     pid, process, message = _process(message)
     instance = MIG.search(where)
@@ -176,7 +185,8 @@ def _nvrm(text: str, line: int, uptime: float | None) -> Event | None:
         return replace(event, word="gone-head", meaning="The driver says something about this GPU in its next lines")
     if words.QUIET.match(text):
         return None
-    word, meaning = words.named(words.NVRM, message) or ("other", "A message of the NVIDIA driver")
+    said = words.named(words.NVRM, message, max(0, COMM + 1 - found.start(4)))
+    word, meaning = said or ("other", "A message of the NVIDIA driver")
     return replace(event, word=word, meaning=meaning)
 
 
@@ -216,7 +226,7 @@ def _fabric_manager(text: str, line: int, uptime: float | None) -> Event | None:
 def _aer(text: str, line: int, uptime: float | None) -> Event | None:
     """One line of the group that the kernel prints for one PCIe error."""
     device = AER.match(text)
-    if not device:
+    if not device or device.end(2) < COMM:
         return None
     where, message = pci(device[2], function=True), device[3]
     head = AER_HEAD.match(message)

@@ -16,7 +16,7 @@ QUIET = re.compile(  # what a healthy driver says when it is loaded or asked
 )
 # name, what the message says, meaning; the first that is found counts
 NVRM = (
-    ("rate-limit", r"rate.?limit|callbacks suppressed", "The driver holds messages back: events may be missing"),
+    ("rate-limit", r"rate.?limit\w*|callbacks suppressed", "The driver holds messages back: events may be missing"),
     (
         "gsp-timeout",
         r"_?kgsp\w*:|heartbeat timed out|\bGSP\b.*(?:time|fail)",
@@ -58,6 +58,10 @@ MLX = (
 TROUBLE = re.compile(r"error|fail|time(?:d )?out|module event", re.I)
 
 
-def named(table: Table, message: str) -> tuple[str, str] | None:
-    """Name and meaning of the first row of `table` that `message` fits."""
-    return next(((name, meaning) for name, says, meaning in table if re.search(says, message, re.I)), None)
+def named(table: Table, message: str, beyond: int = 0) -> tuple[str, str] | None:
+    """Name and meaning of the first row of `table` that `message` fits, with words that end after `beyond`."""
+    for name, says, meaning in table:
+        found = re.search(says, message, re.I)
+        if found and found.end() > beyond:
+            return name, meaning
+    return None

@@ -261,6 +261,25 @@ def test_discovery_is_read_as_dcgmi_prints_it():
     assert dcgmi.gpus_of((corpus / "discovery_l_no_nvml.txt").read_text()) == {}
 
 
+def test_gpus_are_tested_where_dcgm_can_list_them_but_not_the_switches(node):
+    node.save(nvswitch_module=False)
+    known, trouble = dcgmi.discovered(node.settings)
+    assert known == {entity: UUIDS[number] for entity, number in enumerate(ORDER)}
+    assert "exit code 223" in trouble
+    assert "not currently loaded" in trouble
+    assert node.run(1).outcome == "pass"
+
+
+def test_a_list_of_gpus_that_was_cut_off_does_not_count(tmp_path):
+    program = tmp_path / "dcgmi"
+    table = "2 GPUs found.\n| 0      | Device UUID: GPU-0000 |\n"
+    for end in ("exit 223", "kill -9 $$"):
+        program.write_text(f"#!/bin/sh\nprintf '{table}'\n{end}\n")
+        program.chmod(0o755)
+        with pytest.raises(dcgmi.DcgmError):
+            dcgmi.discover(Dcgm(dcgmi=str(program)))
+
+
 # pydcgm
 
 

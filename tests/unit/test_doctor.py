@@ -371,6 +371,7 @@ ENGINE = {"answers": True, "error": "", "version": "4.4.1", "seen": 8, "last": "
         ({"version": None}, {}),
         ({"seen": 7}, {"dcgm-gpus": "FAIL"}),
         ({"error": "dcgmi: no such file"}, {"dcgm": "FAIL"}),
+        ({"trouble": "dcgmi discovery ended with exit code 223"}, {"dcgm-discovery": "warn"}),
     ],
 )
 def test_dcgm(changes, expected):

@@ -158,9 +158,9 @@ def test_a_job_whose_end_was_not_recorded_keeps_its_gpus_from_no_test(settings, 
 
     def show(slurm, number):
         if number == 1:
-            raise control.Refused("scontrol show job", 1, "slurm_load_jobs error: Invalid job id specified")
+            raise control.NoSuchJob("scontrol show job", 1, control.NO_JOB)
         if number == 2:
-            raise control.Refused("scontrol show job", 0, "its record can't be read safely")
+            raise control.Unreadable("scontrol show job", 0, "Invalid job id specified")
         return replace(BATCH, state="FAILED" if number == 3 else "RUNNING")
 
     monkeypatch.setattr(control, "show_job", show)

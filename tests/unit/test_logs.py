@@ -156,7 +156,7 @@ def test_every_pattern_is_found_by_its_word_in_lower_case_and_stands_once() -> N
             every = logs_known.expanded(line.split(" * " if ordered else " & "), PATTERNS["words"])
             for pieces, _ in list(every)[::37]:
                 written = " and ".join(pieces).encode()
-                found = logs_known.recognise(written, logs_known.words(written))
+                found = logs_known.recognise(written)
                 assert found is not None, written
                 assert logs_known.ROLES[found.role] >= logs_known.ROLES[row["role"]], written
 

@@ -204,3 +204,28 @@ def test_a_flood_does_not_hide_the_one_line_that_matters(tmp_path: Path) -> None
     assert reading.cause is not None
     assert reading.cause.line == 100_001
     assert time.process_time() - begun < 4
+
+
+def test_a_pipe_that_nobody_writes_to_is_not_waited_for_beyond_the_deadline() -> None:
+    ask_child = [
+        sys.executable,
+        "-c",
+        "from slurm_gpuhealth.commands.explain import explain; explain()",
+        *("--log", "-", "--timeout", "0.3"),
+    ]
+    with subprocess.Popen(ask_child, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.wait(60) == 1
+        assert child.stderr is not None
+        said = child.stderr.read().decode()
+    assert "not read to the end in 0.3 s" in said
+    assert "--timeout" in said
+
+
+def test_the_end_of_a_line_longer_than_a_block_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "CHUNK", 100_000)
+    path = tmp_path / "log"
+    path.write_text("fine\n" + "a" * 350_000 + " " + ECC + VICTIM.format(1))
+    reading = read_files([str(path)])
+    assert reading.verdict == "node"
+    assert reading.cause is not None
+    assert reading.cause.line == 2

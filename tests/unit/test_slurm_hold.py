@@ -205,7 +205,30 @@ def test_a_controller_that_is_away_is_told_from_a_refusal(tmp_path):
 
 def test_another_slurms_scontrol_is_refused_with_its_words(tmp_path):
     with pytest.raises(control.Refused, match="Insane message length"):
-        control.show_job(slurm_that(tmp_path, "echo 'slurm_load_jobs error: Insane message length'; exit 1"), 5)
+        control.show_job(slurm_that(tmp_path, "echo 'slurm_load_jobs error: Insane message length' >&2; exit 1"), 5)
+
+
+def test_only_slurms_own_words_say_that_a_job_is_gone(tmp_path):
+    gone = "slurm_load_jobs error: Invalid job id specified"
+    with pytest.raises(control.NoSuchJob):
+        control.show_job(slurm_that(tmp_path, f"echo '{gone}' >&2; exit 1"), 5)
+    for forged in (
+        f"echo 'JobId=5 JobName={gone}'; exit 1",
+        f"echo 'JobId=5 JobName={gone}'; echo '{gone}' >&2; exit 1",
+        f"echo 'JobId=5 JobName={gone} JobState=RUNNING JobState=RUNNING'",
+        f"echo '{gone}'",
+        f"echo '{gone}' >&2; exit 2",
+    ):
+        with pytest.raises(control.Refused) as refused:
+            control.show_job(slurm_that(tmp_path, forged), 5)
+        assert not isinstance(refused.value, control.NoSuchJob), forged
+
+
+def test_a_jobs_name_is_no_silence_of_the_controller_and_in_no_error(tmp_path):
+    for forged in ("echo 'JobId=5 JobName=Connection refused'; exit 1", "echo 'JobId=5 JobName=Connection refused'"):
+        with pytest.raises(control.Refused) as refused:
+            control.show_job(slurm_that(tmp_path, forged), 5)
+        assert "Connection" not in str(refused.value)
 
 
 def test_an_answer_that_is_no_record_is_refused(tmp_path):

@@ -197,6 +197,16 @@ def test_forms_of_the_drivers(line: str, wanted: dict) -> None:
         "[ 1.0] NFS: x\n        NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus",
         "4,5,6,-;NFS: a\\x0aNVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus",
         "4,5,6,-;usb 1-1: x\n SUBSYSTEM=usb\n NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus",
+        *(
+            f"{stamp}{name}{says}"
+            for stamp in ("[ 1.0] ", "Nov 29 11:28:11 n1 kernel: ", "4,5,6,-;")
+            for name in ("NVRM: Xid 79, x", "NVRM: Xid: 79, ", "NVRM: Xid (79):", "NVRM: Xid 79")
+            for says in (" uses obsolete (PF_INET,SOCK_PACKET)", " is deprecated, please use x", ": any words", "/7: 8")
+        ),
+        "NVRM: Xid 79, x uses obsolete (PF_INET,SOCK_PACKET)",
+        "[ 1.0] NVRM: Xid (PCI: (12): 79, x",
+        "[ 1.0] a 0000:3b:00: [12] general protection fault",
+        "[ 1.0] nv_peer_mem: page allocation failure: order:4",
         "[ 1.0] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05",
         "[ 1.0] NVRM: Xid (PCI:0000:66:00): abc, pid=2280636",
         "[ 1.0] pcieport 0000:00:1c.0: AER: enabled with IRQ 122",
@@ -207,6 +217,11 @@ def test_forms_of_the_drivers(line: str, wanted: dict) -> None:
 )
 def test_text_that_only_looks_like_an_event_is_none(line: str) -> None:
     assert list(decode(line.split("\n"))) == []
+
+
+@pytest.mark.parametrize("name", ["NVRM: kgspabcde", "NVRM: kgsp:", "NVRM: rm_init"])
+def test_a_tasks_name_is_no_trouble_of_the_driver(name: str) -> None:
+    assert [event.word for event in decode([f"[ 1.0] {name}: something that the kernel says"])] == ["other"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ The scenario is `scenario.json` in the node's folder, read anew each time. Its s
     faults      {UUID: {level, test, code, message} or a list of them}: found from that level on
     config      [{code, message, uuid?, level?}]: found by `software`; without uuid in its summary only
     skip        {UUID or "*": [test]}; plugins: false leaves `software` as the only test
+    nvswitch_module  false: not loaded, and `dcgmi discovery -l` fails after the GPUs
     health      {UUID: [{system, value, text}]}: what the watches see
     hang        "term" or "kill": dcgmi diag never ends, and only this signal helps; kill_engine: true: it dies mid-run
 """
