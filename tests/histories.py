@@ -273,3 +273,4 @@ EVENT = st.tuples(
     st.integers(0, 60),
     st.sampled_from(["", *MEANWHILE, *["kill"] * 10]),
 )
+HISTORY = st.lists(EVENT, min_size=5, max_size=30)
