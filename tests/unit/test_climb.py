@@ -304,7 +304,9 @@ def test_with_hands_that_do_what_is_asked_every_climb_ends(first, settings, chan
             if how == "asks" and ours.rung != "reboot":
                 ours = replace(ours, rung="L3", state="queued", done=climb.asked_after(ours, False))
             else:
-                known = Known(rebooted=ours.rung == "reboot" or how == "boots", mended=ours.rung == "repair" or how == "mended")
+                known = Known(
+                    rebooted=ours.rung == "reboot" or how == "boots", mended=ours.rung == "repair" or how == "mended"
+                )
         if ours.state == "untested" or (climb.is_end(ours) and known.bundled):
             break
         step = climb.due(ours, IDLE, known, settings)
