@@ -17,7 +17,7 @@ from slurm_gpuhealth.settings import Paths
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.slurm.node import Hold
 from tests import model, model_slurm
-from tests.histories import HISTORY, MEANWHILE, ON, PROGRAMS, WORLD
+from tests.histories import HISTORY, MEANWHILE, ON, PROGRAMS, WORLD, does_it
 from tests.model_slurm import SITE
 
 # ---- what must never be
@@ -80,7 +80,8 @@ def witness(world, node, verb, text):
 def rises(world, node, was, now):
     """The rungs of one climb only go up; from what was done by hand it begins anew."""
     rank = RUNGS.index(now.rung)
-    if was and (was.state in ("manual", "pass") or was.fact != now.fact):
+    by_hand = world.running[-1].name == "escalate"
+    if by_hand or (was and (was.state in ("manual", "pass") or was.fact != now.fact)):
         node.top = -1
     if rank < node.top:
         world.broken.append(f"{node}: down to {reasons.write(now)}")
@@ -163,6 +164,21 @@ def comes_to_rest(world):
             world.broken.append(f"{node}: left in service although {node.standing} stands")
 
 
+def hands_end_it(world):
+    """With hands that do what `manual` asks for, each climb ends: back, RMA, or not to be tested."""
+    asked = {}
+    for _ in range(len(climb.BY_HAND) + 1):
+        manual = [node for node in world.nodes.values() if (ours := node.record.ours) and ours.state == "manual"]
+        manual = [node for node in manual if node.record.ours.rung in climb.BY_HAND and node.settings.ladder.tests]
+        if not manual or world.broken:
+            return
+        for node in manual:
+            asked.setdefault(node.name, []).append(node.reason)
+            does_it(world, node)
+        comes_to_rest(world)
+    world.broken.append(f"no end by hand: {asked}")
+
+
 @pytest.fixture(scope="session")
 def nodes(tmp_path_factory):
     return three(tmp_path_factory.mktemp("ladder"))
@@ -189,6 +205,7 @@ def play(nodes, history):
                 break
         else:
             comes_to_rest(world)
+            hands_end_it(world)
     return world
 
 
@@ -218,3 +235,8 @@ def test_a_fault_seen_while_somebody_asks_for_a_test_waits_again_when_that_claim
     for step in range(10, 20):
         history = [("lost", 0, 1, 0, ""), ("lost", 1, 1, 0, ""), ("asked", 0, 1, 0, "")]
         ends_well(nodes, [*history, ("check", 1, 1, step, "asked, unsettled"), ("check", 1, 1, 0, "")])
+
+
+def test_a_gpu_gone_for_good_on_the_default_ladder_ends_also_when_all_is_done_by_hand(nodes):
+    for fault in ("lost", "remap"):
+        ends_well(nodes, [("off: all", 0, 1, 0, ""), (fault, 0, 1, 3, "")])
