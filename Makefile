@@ -1,10 +1,10 @@
-# make demo | test | bench | lint | docs     each does all the set-up that it needs on a fresh Debian 12, as root
+# make demo | test | soak | bench | lint | docs     each does all the set-up that it needs on a fresh Debian 12, as root
 PYTHON := .venv/bin/python
 SOURCES := $(shell find slurm_gpuhealth -name '*.py' -o -name '*.json' -o -name '*.toml')
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test unit integration bench lint docs clean
+.PHONY: demo test unit integration soak bench lint docs clean
 
 demo: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 	@$(PYTHON) -m tests.demo
@@ -17,6 +17,10 @@ unit: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 # They wait far more than they work: six clusters keep two cores busy.
 integration: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 	$(PYTHON) -m pytest tests/integration -n 6
+
+# The long search with new random histories: SOAK=1000000 of them, or SOAK_MINUTES=60; SEED=N plays those of N again.
+soak: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
+	@$(PYTHON) -m tests.soak
 
 bench: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 	for file in bench/*.py; do $(PYTHON) $$file || exit 1; done

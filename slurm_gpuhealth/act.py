@@ -102,15 +102,20 @@ def follow_hold(settings: Settings, journal: Journal, found: NodeRecord, now: fl
 
 def _is_later(ours: Reason, kept: str) -> bool:
     """Whether somebody asked for a test after our hold for a fault had been ended: a hold of its own."""
+    return _is_request(ours) and not _is_request(reason.parse(kept))
+
+
+def _is_request(ours: Reason | None) -> bool:
     from slurm_gpuhealth.ladder.climb import ON_REQUEST
 
-    was = reason.parse(kept)
-    return ours.fact in ON_REQUEST and was is not None and was.fact not in ON_REQUEST
+    return ours is None or ours.fact in ON_REQUEST
 
 
 def _hold_gone(settings: Settings, journal: Journal, found: NodeRecord, kept: dict[str, Any], now: float) -> None:
     decisions.confirmed(journal, kept)
     journal.put("hold", None)
+    if _is_request(reason.parse(kept["reason"])):  # cancelled, or undone from afar: it spoke of no fault
+        record.reopen_standing(journal)
     acks = remark.read_said(found.comment).acks
     count = record.acknowledge(journal, now + settings.drain.ack, acks)
     if found.owner == "admin":  # and knows what it was about
@@ -212,6 +217,7 @@ def _try(
     wanted = entry.reason(settings, journal, before, worst, now, job)
     if ours and entry.is_higher(wanted, ours):
         higher = replace(wanted, since=ours.since, by=ours.by, to=ours.to, boots=max(wanted.boots, ours.boots))
+        higher = replace(higher, done=ours.done)
         return _became(hold.reword(settings.slurm, before.name, higher), higher, now)
     if plan.action in ("ours", "leave"):
         return _became(hold.Change(plan, before, before, done=bool(ours)), wanted, now)
@@ -224,6 +230,8 @@ def _became(change: hold.Change, wanted: Reason, now: float) -> Outcome:
         passing = change.after.base == "UNKNOWN" or change.after != change.before  # soon, it is something else
         word = "admin" if change.after.owner == "admin" else "undecided" if passing else "left"
         return Outcome(word, change.plan.why)
+    if change.after.ours and change.after.ours.state == "claim":  # it may be undone yet: no answer to a fault
+        return Outcome("undecided", f"somebody is just taking it: {change.after.reason!r}")
     held = {"reason": change.after.reason, "since": change.after.reason_time or now}
     if change.done:
         return Outcome("held", change.plan.why, held)

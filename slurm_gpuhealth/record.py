@@ -97,6 +97,13 @@ def reopen(journal: Journal, decision: int) -> None:
     journal.write("UPDATE finding SET acted = NULL WHERE acted = ?", decision)
 
 
+def reopen_standing(journal: Journal) -> None:
+    """The hold has ended without an answer: each condition that stands, and that it answered for, waits again."""
+    journal.write(
+        "UPDATE finding SET acted = NULL WHERE standing AND cleared IS NULL AND mode = 'enforce' AND acted > 0"
+    )
+
+
 def acknowledge(journal: Journal, until: float, acks: Mapping[str, float] = NO_ACKS) -> int:
     """An admin took our hold away: what it was about is left alone until mended or `until`. How much still stands.
 

@@ -58,6 +58,7 @@ FIELDS = (
     ("job", "Met by job {}."),
     ("to", "Wanted as far as {} although nothing is found."),
     ("boots", "Rebooted by the ladder so often: {}."),
+    ("done", "Done by hand already: {}."),
     ("by", "Asked for by {}."),
 )
 

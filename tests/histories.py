@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from hypothesis import strategies as st
 
 from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.ladder import ask, climb
 from slurm_gpuhealth.settings import Drain, Ladder, Reboot, Repair, Reset, Settings
-from slurm_gpuhealth.slurm import remark
+from slurm_gpuhealth.slurm import control, remark
 from tests import model
 from tests.model_slurm import SITE
 
@@ -193,6 +196,24 @@ def boots(world, node, step=0):
     world.boot(node)
 
 
+def asks_again(world, node, step=0):
+    """`gpuhealth-escalate` of a node that we hold, on an admin's host."""
+    if node.record.ours:
+        request = ask.Request("L3", by="alice")
+        with contextlib.suppress(ask.Unchanged, control.SlurmError):
+            ask.ask(node.settings, node.name, request, [], len(world.nodes), world.now)
+
+
+def does_it(world, node, step=0):
+    """Somebody does by hand what the reason asks for; what does not show, he says by asking for a test."""
+    ours = node.record.ours
+    if ours and ours.state == "manual" and ours.rung == "reboot":
+        boots(world, node)
+    elif ours and ours.state == "manual" and ours.rung in climb.BY_HAND:
+        world.mend(node, ours.rung)
+        world.run(node, "escalate", lambda: asks_again(world, node))
+
+
 def gone(node):
     """An admin has his own way with the node: what we hold it for is no news any more."""
     node.touched = True
@@ -230,6 +251,7 @@ WORLD = {
     "job": job,
     "job ends": job_ends,
     "boots": boots,
+    "done by hand": does_it,
     "stays away": stays_away,
     "blind": blind,
     "rung untested": plan("untested"),
@@ -244,7 +266,7 @@ NESTED = {
     "a prolog": lambda world, node: world.prolog(node),
     "a check elsewhere": lambda world, node: world.check(other(world, node)),
 }
-NOT_MEANWHILE = ("off: ", "all on", "stays away", "journal lost", "rung ")
+NOT_MEANWHILE = ("done by hand", "off: ", "all on", "stays away", "journal lost", "rung ")
 
 
 def other(world, node):
@@ -273,3 +295,4 @@ EVENT = st.tuples(
     st.integers(0, 60),
     st.sampled_from(["", *MEANWHILE, *["kill"] * 10]),
 )
+HISTORY = st.lists(EVENT, min_size=5, max_size=30)

@@ -66,7 +66,9 @@ class Node:
         base = "ALLOCATED" if self.job and self.base == "IDLE" else self.base
         return NodeRecord(
             *(self.name, base, frozenset(self.flags), self.reason, "root", float(self.reason_time)),
-            *(self.comment, self.extra, "gpu:8", float(self.boot_time), 8 * bool(self.job)),
+            *(self.comment, self.extra, "gpu:8"),
+            boot_time=float(self.boot_time),
+            alloc_cpus=8 * bool(self.job),
         )
 
     def __repr__(self) -> str:

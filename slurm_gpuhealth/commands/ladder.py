@@ -125,7 +125,7 @@ def _facts(settings: Settings, record: NodeRecord) -> dict[str, Any]:
         return facts
     jobs = control.jobs(settings.slurm, record.name) if record.has_job else []
     now = follow.progress(record, ours, jobs, settings, time.time())
-    names = ("fact", "gpu", "rung", "state", "since", "next", "to", "attempt", "boots", "by")
+    names = ("fact", "gpu", "rung", "state", "since", "next", "to", "attempt", "boots", "done", "by")
     text = f"{now.what}, {now.time}" if now.time else now.what
     return {**facts, **{name: getattr(ours, name) for name in names}, "now": text}
 

@@ -8,7 +8,7 @@ import time
 
 from slurm_gpuhealth.findings import RUNGS
 from slurm_gpuhealth.frozen import frozen, replace
-from slurm_gpuhealth.ladder import budget, climb
+from slurm_gpuhealth.ladder import budget, climb, reboot
 from slurm_gpuhealth.slurm import control, hold, remark
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.slurm.node import Hold
@@ -113,6 +113,8 @@ def _again(settings: Settings, record: NodeRecord, ours: Reason, request: Reques
     if under_way or (rung == coming and rank(to) <= rank(max(coming, ours.to, key=rank))):
         return f"held already: {record.reason}"
     queued = replace(ours, rung=rung, state="queued", next="", to=to, attempt=1, by=request.by, tail=())
+    if ours.state == "manual":
+        queued = replace(queued, done=climb.asked_after(ours, reboot.slurm_says(record, ours)))
     change = hold.reword(settings.slurm, record.name, queued)
     if not change.done:
         raise Unchanged(f"it was changed while we looked: {change.after.reason!r}")

@@ -11,6 +11,7 @@ import time
 
 from slurm_gpuhealth import child, watch
 from slurm_gpuhealth.findings import Gpu
+from slurm_gpuhealth.ladder import state
 from slurm_gpuhealth.ladder.rungs import HoldLost, Result
 
 TYPE_CHECKING = False
@@ -53,7 +54,9 @@ def _blamed(climb: Climb) -> tuple[Gpu | None, str, str, str]:
         " WHERE outcome = 'fail' AND rung != 'RMA' AND fact = ? ORDER BY id DESC LIMIT 1",
         climb.ours.fact,
     ) or (None, None, "", "", "")
-    index = climb.ours.gpu if climb.ours.gpu is not None else row[0]
+    if climb.ours.gpu is not None:
+        return state.blamed(journal, climb.ours), *row[2:]
+    index = row[0]
     for one in journal.get("gpus", []):
         if one["index"] == index if index is not None else (row[1] and one["uuid"] == row[1]):
             return Gpu(one["uuid"], one.get("pci"), one["index"], one.get("serial")), *row[2:]

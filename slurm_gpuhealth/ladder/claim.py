@@ -226,6 +226,7 @@ def _undo(settings: Settings, journal: Journal | None, node: str, why: str) -> b
 def _is_given_up(journal: Journal, ours: Reason, why: str) -> None:
     number = (journal.get("hold") or {}).get("decision")
     journal.put("hold", None)
+    findings.reopen_standing(journal)
     if number:
         journal.write("UPDATE decision SET action = 'over-budget', result = ? WHERE id = ?", why, number)
         findings.reopen(journal, number)

@@ -7,7 +7,7 @@
                          untested ◀─────────────┤
                          fail next=RMA ◀────────┘  end: a human's
 
-Each way up leads to a higher rung, so every climb ends.
+Each way up leads to a higher rung, and what hands have done (`done`) counts as climbed, so every climb ends.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ TRIES = 24
 """How often a rung that could not be done is tried, each `ladder.retry`: DCGM may be away for a night."""
 ON_REQUEST = ("asked", "sweep", "suspect")
 """Facts of holds that no fault made."""
+BY_HAND = ("reset", "reboot", "repair")
+"""Rungs that a human may climb in the ladder's place."""
 
 
 @frozen
@@ -44,6 +46,8 @@ class Step:
     rung: str = ""
     why: str = ""
     attempt: int = 1
+    done: str = ""
+    """Of `run` after `manual`: the highest rung that hands have done."""
 
 
 @frozen
@@ -95,7 +99,7 @@ def due(ours: Reason, record: NodeRecord, known: Known, settings: Settings) -> S
         return Step("wait", why=way)
     if ours.state == "manual":
         if (known.rebooted or known.mended) and _may("L3", ours, settings):
-            return Step("run", "L3", "somebody has mended it: to be proven")
+            return Step("run", "L3", "somebody has mended it: to be proven", done=_hands(ours, known))
         return Step("wait", why=f"{ours.rung} is to be done by hand")
     if ours.state == "untested":
         if ours.attempt >= TRIES or known.age < settings.ladder.retry or not _may(ours.rung, ours, settings):
@@ -142,6 +146,8 @@ def after(
         return Step("end", rung, result.message)
     higher = [one for one in (failed, *(each.failed for each in open_), *(each.rung for each in open_)) if one]
     wanted = max([one for one in higher if _rank(one) > _rank(rung)], key=_rank, default=own)
+    if wanted in BY_HAND and ours.done and _rank(wanted) <= _rank(ours.done):  # and it stands all the same
+        wanted = rungs.LADDER[ours.done].failed
     if wanted == "repair" and wanted in higher and not rungs.enabled(settings, "repair"):
         return Step("manual", wanted)  # the policy's own word for it: a cable, not a GPU to be returned
     return _queue(wanted, ours, settings)
@@ -159,6 +165,14 @@ def is_end(ours: Reason) -> bool:
     return ours.state == "fail" and (ours.rung == "RMA" or ours.next in ("", "RMA"))
 
 
+def asked_after(ours: Reason, rebooted: bool) -> str:
+    """The highest rung done by hand when somebody asks for a test of a node that waits for hands.
+
+    A boot is seen; that a reset or a repair was done, only a human can say: by asking.
+    """
+    return _hands(ours, Known(rebooted=rebooted, mended=ours.rung != "reboot"))
+
+
 def in_the_way(record: NodeRecord) -> str:
     """Why no rung may be climbed on a node in this state; "" when it may."""
     if record.has_job:
@@ -168,6 +182,17 @@ def in_the_way(record: NodeRecord) -> str:
     for flag in sorted(record.flags - (HARMLESS.keys() - IN_THE_WAY)):
         return f"{flag}: {LEFT_ALONE.get(flag) or HARMLESS.get(flag) or 'not a flag that we know'}"
     return ""
+
+
+def _hands(ours: Reason, known: Known) -> str:
+    """The highest rung that hands have done, as far as the node sees it: it has booted, or what stood is gone.
+
+    What is gone without a boot was a reset at most, where a reboot was to be done; the second time it counts as that.
+    """
+    mended = "reset" if ours.rung == "reboot" and not ours.done else ours.rung
+    counts = known.mended and ours.rung in BY_HAND
+    done = [ours.done, "reboot" if known.rebooted else "", mended if counts else ""]
+    return max((one for one in done if one), key=_rank, default="")
 
 
 def _run(rung: str, ours: Reason, settings: Settings) -> Step:

@@ -77,11 +77,17 @@ def _reason_after(journal: Journal, given: Climb, ours: Reason, step: Step) -> R
     if step.do == "untested":
         return replace(ours, rung=given.rung, state="untested")
     if step.rung == "RMA":  # the failing test stays in sight; what a human needs at the rack is added
-        known: list[dict[str, Any]] = journal.get("gpus", [])
-        gpu = next((one for one in known if ours.gpu is not None and one["index"] == ours.gpu), {})
-        serial = "".join(c for c in gpu.get("serial") or "" if c in reasons.WORD)[:32]
-        return replace(ours, rung=given.rung, state="fail", next="RMA", pci=gpu.get("pci") or "", serial=serial)
-    return replace(ours, rung=step.rung, state="manual" if step.do == "manual" else "queued", attempt=1)
+        return replace(located(journal, ours), rung=given.rung, state="fail", next="RMA")
+    if step.do == "manual":  # after a boot without it, and without the journal, nothing else would tell which it was
+        return replace(located(journal, ours), rung=step.rung, state="manual", attempt=1)
+    return replace(ours, rung=step.rung, state="queued", attempt=1)
+
+
+def located(journal: Journal, ours: Reason) -> Reason:
+    """The reason with its GPU's address and serial number."""
+    gpu = state.blamed(journal, ours) or Gpu()
+    serial = "".join(c for c in gpu.serial or "" if c in reasons.WORD)[:32]
+    return replace(ours, pci=gpu.pci or "", serial=serial)
 
 
 def give_back(

@@ -57,15 +57,15 @@ def rebooted(settings: Settings, journal: Journal, record: NodeRecord) -> bool:
     if not note or note[1] != text:
         note = [boot, text]
         journal.put(NOTE, note)
-    return bool(note[0] != boot) or _slurm_says(record, ours)
+    return bool(note[0] != boot) or slurm_says(record, ours)
 
 
-def _slurm_says(record: NodeRecord, ours: Reason) -> bool:
+def slurm_says(record: NodeRecord, ours: Reason) -> bool:
     """The same from the record alone, where the journal did not live through it. BootTime is by slurmctld's clock.
 
     When a drained node is rebooted by hand, slurmctld may set it DOWN (`DOWN+DRAIN`), and the reason's time anew.
     """
-    if ours.state == "manual" and not ours.boots and ours.since:
+    if ours.state == "manual" and not ours.boots and ours.done in ("", "reset") and ours.since:
         return record.boot_time >= budget.began(ours, record.reason_time) + 60  # `since` has no seconds
     return "reboot complete" in ours.tail or record.boot_time > record.reason_time > 0
 

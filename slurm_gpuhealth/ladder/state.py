@@ -6,12 +6,13 @@ import os
 
 from slurm_gpuhealth import lock
 from slurm_gpuhealth.ladder.climb import Known, Open
+from slurm_gpuhealth.slurm.reason import fact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from slurm_gpuhealth.findings import Finding
+    from slurm_gpuhealth.findings import Finding, Gpu
     from slurm_gpuhealth.journal import Journal
     from slurm_gpuhealth.settings import Settings
     from slurm_gpuhealth.slurm.node import NodeRecord
@@ -79,6 +80,25 @@ def causes(settings: Settings, journal: Journal, since: float) -> list[Open]:
         " AND (seen >= ? OR acted IN (SELECT id FROM decision WHERE time >= ?))"  # over budget, it may wait for hours
     )
     return [_open(settings, one.finding) for one in record.select(journal, which, since - 600, since - 600)]
+
+
+def blamed(journal: Journal, ours: Reason) -> Gpu | None:
+    """The GPU of our reason, with its address and serial. After a boot without it another one may have its number, so
+    the findings say which it was, then the reason itself, and only then the number."""
+    from slurm_gpuhealth import record
+    from slurm_gpuhealth.findings import Gpu
+
+    if ours.gpu is None:
+        return None
+    found = record.select(journal, "severity = 'fault' AND mode = 'enforce' AND gpu = ? AND uuid IS NOT NULL", ours.gpu)
+    mine = [one.finding for one in found if fact(one.finding.source, one.finding.code) == ours.fact]
+    if mine:
+        return max(mine, key=lambda one: one.time).gpu
+    key, value = ("pci", ours.pci) if ours.pci else ("index", ours.gpu)
+    known = next((one for one in journal.get("gpus", []) if one[key] == value), None)
+    if known:
+        return Gpu(known["uuid"], known.get("pci"), ours.gpu, known.get("serial"))
+    return Gpu(None, ours.pci or None, ours.gpu, ours.serial or None)
 
 
 def history(journal: Journal, ours: Reason, since: float) -> tuple[int, int]:

@@ -120,7 +120,8 @@ def climb(settings: Settings, journal: Journal, node: str) -> None:
             known = replace(state.known(settings, journal, record, time.time()), worker=False)
             step = core.due(record.ours, record, known, settings)
             if step.do in ("manual", "untested"):
-                resting = replace(record.ours, rung=step.rung, state=step.do, next="", attempt=step.attempt, tail=())
+                ours = conclude.located(journal, record.ours) if step.do == "manual" else record.ours
+                resting = replace(ours, rung=step.rung, state=step.do, next="", attempt=step.attempt, tail=())
                 conclude.reword(settings, journal, record, resting)
             elif step.do == "back":
                 now = time.time()
@@ -145,6 +146,7 @@ def _one_rung(settings: Settings, journal: Journal, record: NodeRecord, step: St
     running = ours
     if step.rung != "RMA" and (step.rung, ours.rung, ours.state) != ("reboot", "reboot", "running"):
         running = replace(ours, rung=step.rung, state="running", next="", attempt=step.attempt, tail=())
+        running = replace(running, done=step.done or ours.done)
         conclude.reword(settings, journal, record, running)
     say(f"{record.name}: {step.rung} begins: {reasons.write(running)}")
     number = conclude.begin(journal, running, step, time.time())

@@ -1,7 +1,7 @@
 """The reason that we leave on a drained node: written, read back, and told from Slurm's own and an admin's.
 
     gpuhealth:<fact> GPU<n> <rung> <state> [pci] [serial=S] [since=MM-DDThh:mmZ] [job=N] [next=RUNG] [to=RUNG] [try=N]
-              [boots=N] [by=USER]
+              [boots=N] [done=RUNG] [by=USER]
 
     claim      drained, and not yet counted against the budget
     queued     the rung begins when no job is here          untested   the rung could not be done: tried again later
@@ -76,6 +76,8 @@ class Reason:
     """Of this rung; written from the second on."""
     boots: int = 0
     """How often our ladder has rebooted the node for this."""
+    done: str = ""
+    """The highest rung that somebody has done by hand for this."""
     by: str = ""
     """The user who asked: any text; written percent-encoded and cut to 64 bytes."""
     tail: tuple[str, ...] = ()
@@ -101,6 +103,7 @@ def write(reason: Reason) -> str:
         reason.to and f"to={reason.to}",
         f"try={reason.attempt}" if reason.attempt > 1 else "",
         f"boots={reason.boots}" if reason.boots else "",
+        reason.done and f"done={reason.done}",
         reason.by and f"by={_escape(reason.by)}",
     ]
     return " ".join(part for part in parts if part)
@@ -186,6 +189,7 @@ def _checks(reason: Reason) -> dict[str, bool]:
         "to": not reason.to or reason.to in RUNGS,
         "attempt": 0 < reason.attempt < 100,
         "boots": 0 <= reason.boots < 100,
+        "done": not reason.done or reason.done in RUNGS,
     }
 
 

@@ -1,10 +1,19 @@
-"""What many unit tests begin with: enforcing settings, an empty journal, a stand-in GPU node."""
+"""What many unit tests begin with: enforcing settings, an empty journal, a stand-in GPU node; and no dice."""
+
+import os
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as trials
 
 from slurm_gpuhealth.journal import open_journal
 from slurm_gpuhealth.settings import Paths, Row, Settings
 from tests.fakes import node
+
+# The same examples each time: what decides about a change says the same of it twice. New ones: `make soak`.
+trials.register_profile("same", derandomize=True, database=None)
+trials.register_profile("new", max_examples=500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+trials.load_profile(os.environ.get("GPUHEALTH_TRIALS", "same"))
 
 
 @pytest.fixture

@@ -78,6 +78,7 @@ def said(step):
         ("reset manual", Known(rebooted=True), TESTS, "run L3"),
         ("reset manual", Known(mended=True), TESTS, "run L3"),
         ("reset manual", Known(mended=True), NONE, "wait"),
+        ("reset manual", Known(), ALL, "wait"),
         # Fit, and still here: an admin wanted it so, or slurmd was away when it passed.
         ("L3 pass", Known(rebooted=True, mended=True, age=1e9), KEPT, "wait"),
         ("L3 pass", Known(), TESTS, "run L3"),
@@ -149,6 +150,15 @@ def test_a_sweep_gives_way_to_a_job_and_nothing_else_does():
         ("reset running boots=2", "reset", "fail", (), ALL, "queue repair"),
         ("reset running boots=1", "reset", "fail", (), ALL, "queue reboot"),
         ("reset running boots=2", "reset", "fail", (), TESTS, "manual reboot"),
+        # Done by hand, and it stands all the same: the rung above.
+        ("L3 running done=reset", "L3", "fail", (Open("reset"),), TESTS, "manual reboot"),
+        ("L3 running done=reset", "L3", "fail", (Open("L3", failed="reboot"),), TESTS, "manual reboot"),
+        ("L3 running done=reboot", "L3", "fail", (Open("L3", failed="reboot"),), TESTS, "queue RMA"),
+        ("L3 running done=reboot", "L3", "fail", (Open("reset"),), ALL, "queue repair"),
+        ("L3 running done=reboot", "L3", "fail", (Open("repair"),), TESTS, "manual repair"),
+        ("L3 running done=repair", "L3", "fail", (Open("repair"),), TESTS, "queue RMA"),
+        ("L3 running done=reboot", "L3", "fail", (), TESTS, "queue L4"),
+        ("L3 running done=reboot", "L3", "pass", (), TESTS, "back L3"),
         # What the policy itself wants mended by hand, a cable, is no GPU to be returned.
         ("L3 running", "L3", "pass", (Open("repair"),), TESTS, "manual repair"),
         ("L3 running", "L3", "pass", (Open("repair"),), ALL, "queue repair"),
@@ -192,6 +202,40 @@ def test_what_the_policy_wants_after_a_failure_goes_past_the_rungs_between():
 )
 def test_a_fault_that_comes_back_enters_a_rung_higher_and_two_returns_end_at_rma(rung, returns, enters):
     assert climb.entry(rung, returns) == enters
+
+
+@pytest.mark.parametrize(
+    ("words", "known", "done"),
+    [
+        ("reset manual", Known(mended=True), "reset"),
+        ("reset manual", Known(rebooted=True), "reboot"),
+        ("reboot manual", Known(rebooted=True), "reboot"),
+        ("reboot manual", Known(mended=True), "reset"),
+        ("reboot manual done=reset", Known(mended=True), "reboot"),
+        ("reboot manual", Known(rebooted=True, mended=True), "reboot"),
+        ("repair manual", Known(mended=True), "repair"),
+        ("repair manual", Known(rebooted=True), "reboot"),
+        ("repair manual done=reboot", Known(mended=True), "repair"),
+        ("L3 manual", Known(mended=True), ""),
+    ],
+)
+def test_what_hands_have_done_is_seen_by_a_boot_or_by_what_is_gone(words, known, done):
+    assert climb.due(reason(words), IDLE, known, TESTS).done == done
+
+
+@pytest.mark.parametrize(
+    ("words", "rebooted", "done"),
+    [
+        *(("reset manual", False, "reset"), ("reset manual", True, "reboot"), ("repair manual", False, "repair")),
+        *(
+            ("reboot manual", True, "reboot"),
+            ("reboot manual", False, ""),
+            ("reboot manual done=reset", False, "reset"),
+        ),
+    ],
+)
+def test_who_asks_for_a_test_says_that_it_is_done_but_a_reboot_would_be_seen(words, rebooted, done):
+    assert climb.asked_after(reason(words), rebooted) == done
 
 
 REASONS = st.builds(
@@ -239,6 +283,47 @@ def test_who_fails_every_rung_is_at_its_end_in_a_few_steps():
                 assert climbed <= len(RUNGS)
                 step = climb.after(replace(ours, state="running"), step.rung, Result("fail"), (), settings)
             assert step.do in ("end", "manual"), (first, step)
+
+
+CHANCE = st.tuples(
+    *(st.sampled_from(["pass", "fail", "fail", "untested"]), st.lists(st.sampled_from(RUNGS), max_size=2)),
+    *(st.sampled_from(["", *RUNGS]), st.sampled_from(["boots", "mended", "asks"])),
+)
+
+
+@given(st.sampled_from(RUNGS), SWITCHES, st.lists(CHANCE, min_size=30, max_size=30))
+def test_with_hands_that_do_what_is_asked_every_climb_ends(first, settings, chances):
+    """Back, RMA or untested, whatever the rungs say; no rung is asked for by hand twice."""
+    ours, asked = Reason("Xid79", 3, first, "queued"), []
+    for outcome, stands, failed, how in chances:
+        known = Known(bundled=ours.rung == "RMA")
+        if ours.state == "manual":
+            if ours.rung not in climb.BY_HAND:  # tests are off: nothing to do by hand
+                return
+            asked.append(ours.rung)
+            if how == "asks" and ours.rung != "reboot":
+                ours = replace(ours, rung="L3", state="queued", done=climb.asked_after(ours, False))
+            else:
+                known = Known(
+                    rebooted=ours.rung == "reboot" or how == "boots", mended=ours.rung == "repair" or how == "mended"
+                )
+        if ours.state == "untested" or (climb.is_end(ours) and known.bundled):
+            break
+        step = climb.due(ours, IDLE, known, settings)
+        if step.do == "wait":  # tests are off
+            assert settings is NONE
+            return
+        if step.do == "run":
+            ours = replace(ours, rung=step.rung, state="running", done=step.done or ours.done)
+            open_ = [Open(rung, failed=failed) for rung in stands] if outcome != "untested" else []
+            step = climb.after(ours, step.rung, Result(outcome), open_, settings, failed=failed)
+        if step.do == "back":
+            break
+        state = {"queue": "queued", "end": "fail"}.get(step.do, step.do)
+        ours = replace(ours, rung=step.rung, state=state)
+    else:
+        raise AssertionError(f"no end: {ours}, by hand: {asked}")
+    assert len(asked) == len(set(asked))
 
 
 def test_steps_say_why_a_node_waits():

@@ -8,6 +8,7 @@ from slurm_gpuhealth import record
 from slurm_gpuhealth.commands import check
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.ladder import ask as asking
 from slurm_gpuhealth.ladder import climb as core
 from slurm_gpuhealth.ladder import rungs, state
 from slurm_gpuhealth.settings import Drain, Ladder, Paths, Reboot, Repair, Reset, Settings
@@ -222,6 +223,75 @@ def test_what_was_mended_by_hand_and_fails_all_the_same_is_not_tested_for_ever(w
     node.plans.extend(["together"] * 9)
     checks(world, node, 30)
     assert steps(node) == [("L3", "fail", "reboot")] * 2
+
+
+@pytest.mark.parametrize("lost", ["", "journal"])
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_gpu_that_is_gone_for_good_goes_on_to_rma_after_one_reboot_by_hand(world, node, lost, asks):
+    node.settings = replace(node.settings, reset=Reset(), reboot=Reboot(), repair=Repair())
+    node.standing["lost"] = "hand"
+    checks(world, node, 3)
+    assert words(node) == "lost GPU3 reboot manual"
+    world.pass_time(120)
+    world.boot(node)
+    if lost:
+        node.forget()
+    if asks:
+        ask(world, node)
+    checks(world, node, 30)
+    assert words(node) == "lost GPU3 L3 fail next=RMA done=reboot" + " by=alice" * asks
+    assert "0000:5d:00.0 serial=1652823055571" in node.reason
+    assert remark.read_result(node.extra).bundle == "rma.tar.gz"
+    ask(world, node)
+    checks(world, node, 30)
+    assert "next=RMA" in node.reason
+
+
+def ask(world, node):
+    """`gpuhealth-escalate n1` on an admin's host."""
+    request = asking.Request("L3", by="alice")
+    world.run(node, "escalate", lambda: asking.ask(node.settings, "n1", request, [], 1, time.time()))
+
+
+def test_a_reset_by_hand_that_did_not_help_leads_to_the_reboot_and_that_to_rma(world, node):
+    node.settings = replace(node.settings, reset=Reset(), reboot=Reboot(), repair=Repair())
+    node.standing["remap"] = "hand"
+    checks(world, node, 3)
+    assert words(node) == "remap GPU3 reset manual"
+    ask(world, node)
+    checks(world, node, 30)
+    assert words(node) == "remap GPU3 reboot manual done=reset by=alice"
+    ask(world, node)  # a test is no reboot
+    checks(world, node, 30)
+    assert words(node) == "remap GPU3 reboot manual done=reset by=alice"
+    world.boot(node)
+    checks(world, node, 30)
+    assert words(node) == "remap GPU3 L3 fail next=RMA done=reboot by=alice"
+
+
+def test_a_reboot_where_a_reset_was_asked_for_counts_as_more(world, node):
+    node.settings = replace(node.settings, reset=Reset(), reboot=Reboot(), repair=Repair())
+    node.standing["remap"] = "hand"
+    checks(world, node, 3)
+    world.boot(node)
+    checks(world, node, 30)
+    assert words(node) == "remap GPU3 L3 fail next=RMA done=reboot"
+
+
+def test_a_repair_that_waits_for_hands_is_not_tested_again_and_again_after_a_reboot(world, node):
+    row = replace(model.POLICY[0], failed="repair")
+    node.settings = replace(node.settings, policy=(row,), reset=Reset(), reboot=Reboot(), repair=Repair())
+    node.standing["lost"] = "hand"
+    checks(world, node, 3)
+    assert words(node) == "lost GPU3 repair manual"
+    world.pass_time(120)
+    world.boot(node)
+    checks(world, node, 30)
+    assert words(node) == "lost GPU3 repair manual done=reboot"
+    assert len(steps(node)) == 2
+    node.standing.clear()
+    checks(world, node, 30)
+    assert steps(node)[-1] == ("L3", "pass", "back")
 
 
 # ---- cut short

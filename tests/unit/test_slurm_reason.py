@@ -22,6 +22,9 @@ EXAMPLES = {
     "gpuhealth:Xid79 GPU3 L3 running to=L4 try=2 boots=1": Reason(
         "Xid79", 3, "L3", "running", to="L4", attempt=2, boots=1
     ),
+    "gpuhealth:Xid79 GPU3 L3 running done=reboot by=alice": Reason(
+        "Xid79", 3, "L3", "running", done="reboot", by="alice"
+    ),
 }
 WORDS = st.text(string.ascii_letters + string.digits + "._-", min_size=1, max_size=10)
 REASONS = st.builds(
@@ -38,6 +41,7 @@ REASONS = st.builds(
     to=st.just("") | st.sampled_from(RUNGS),
     attempt=st.integers(1, 99),
     boots=st.integers(0, 99),
+    done=st.just("") | st.sampled_from(RUNGS),
     by=st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
 )
 
