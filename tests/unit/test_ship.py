@@ -265,6 +265,16 @@ def test_switched_off_nothing_waits_and_switched_on_again_all_is_shipped_under_t
     assert numbers == sorted(set(numbers))
 
 
+def test_what_a_corrupt_journal_could_not_keep_does_not_end_shipping(shared, journal, folder):
+    add(journal, "a")
+    send(shared, journal)
+    journal.put("shipped", None)
+    add(journal, "b")
+    send(shared, journal)
+    assert codes(folder) == ["a", "a", "b"]
+    assert len({record["journal"] for record in lines(folder)}) == 2
+
+
 def test_from_the_fallback_nothing_is_shipped(shared, journal, folder):
     add(journal, "a")
     send(shared, journal)
