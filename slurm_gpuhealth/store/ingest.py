@@ -146,19 +146,26 @@ class _Files(_Taking):
         head = os.pread(fd, 4096, 0).partition(b"\n")
         first = node, hashlib.sha256(head[0]).hexdigest()[:32]
         position, number = self.known.get(first, (0, 0))
-        if position and os.pread(fd, 1, position - 1) != b"\n":  # restored from a backup
-            position = number = 0
+        inside, number = number < 0, abs(number)  # negative: within a line that is too long, and was skipped
+        if position and not _is_where_we_were(fd, position, inside):  # restored from a backup
+            position, number, inside = 0, 0, False
         begin = position
         while True:
             chunk = os.pread(fd, records.LONGEST, position)
-            whole = chunk.rfind(b"\n") + 1
-            if not whole and len(chunk) < records.LONGEST:
+            whole = (chunk.find(b"\n") if inside else chunk.rfind(b"\n")) + 1
+            if not chunk or not (whole or inside or len(chunk) == records.LONGEST):
                 break  # nothing, or a line that is being written or was torn
-            for line in chunk[: whole - 1 if whole else None].split(b"\n"):
+            if whole and not inside:
+                for line in chunk[: whole - 1].split(b"\n"):
+                    number += 1
+                    self.line(line, node, name, number)
+            elif not inside:
                 number += 1
-                self.line(line, node, name, number)
+                self.skip(node, name, number, f"longer than {records.LONGEST} bytes", chunk)
+            inside = not whole
             position += whole or len(chunk)
-            row = {"node": node, "first": first[1], "name": records.text(name), "position": position, "lines": number}
+            lines = -number if inside else number
+            row = {"node": node, "first": first[1], "name": records.text(name), "position": position, "lines": lines}
             self.moved[first] = row
             if self.batch.size >= AT_ONCE:
                 self._flush()
@@ -197,6 +204,14 @@ class _Files(_Taking):
         with self.engine.begin() as db:
             for node, first in gone:
                 db.execute(delete(table).where(table.c.node == node, table.c.first == first))
+
+
+def _is_where_we_were(fd: int, position: int, inside: bool) -> bool:
+    """Whether a line ends at `position`; `inside`: whether none does in what is before it, for a line's length."""
+    if not inside:
+        return os.pread(fd, 1, position - 1) == b"\n"
+    before = os.pread(fd, records.LONGEST, position - records.LONGEST)
+    return len(before) == records.LONGEST and b"\n" not in before
 
 
 class _Inbox(_Taking):

@@ -177,12 +177,42 @@ def test_a_line_that_is_none_of_ours_is_counted_kept_and_passed_over(store, shar
     assert take(store, shared) == ingest.Taken()
 
 
-def test_a_line_without_an_end_is_passed_over(store, shared, folder, monkeypatch):
+def test_a_line_that_is_too_long_is_skipped_once_also_while_it_grows(store, shared, folder, monkeypatch):
     monkeypatch.setattr(records, "LONGEST", 1000)
-    write(folder, record(1), b"x" * 5000 + b"\n", record(2))
+    write(folder, head(1), record(1), b"x" * 1500)
     taken = take(store, shared)
-    assert taken.rows == 2
-    assert taken.skipped >= 1
+    assert (taken.rows, taken.skipped) == (2, 1)
+    assert taken.trouble == ("n1.jsonl, line 3: skipped: longer than 1000 bytes",)
+    for _ in range(3):
+        assert take(store, shared) == ingest.Taken()
+        write(folder, b"x" * 700)
+        taken = take(store, shared)
+        assert (taken.rows, taken.skipped, taken.trouble) == (0, 0, ())
+    write(folder, b"x\n", record(2), b"no JSON\n")
+    assert take(store, shared).trouble[0].startswith("n1.jsonl, line 5: skipped: not JSON")
+    assert take(store, shared) == ingest.Taken()
+    assert [row.id for row in rows(store)] == [1, 2]
+    assert [row.line for row in rows(store, schema.skipped)] == [3, 5]
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 999, 1000, 5000])
+def test_a_line_that_is_too_long_ends_where_it_ends(store, shared, folder, monkeypatch, beyond):
+    monkeypatch.setattr(records, "LONGEST", 1000)
+    write(folder, record(1), b"x" * (1000 + beyond) + b"\n", record(2))
+    taken = take(store, shared)
+    assert (taken.rows, taken.skipped) == (2, 1)
+    assert take(store, shared) == ingest.Taken()
+
+
+def test_a_line_that_was_too_long_and_was_cut_off_hides_nothing_that_comes_in_its_place(
+    store, shared, folder, monkeypatch
+):
+    monkeypatch.setattr(records, "LONGEST", 1000)
+    write(folder, record(1), b"x" * 1500)
+    take(store, shared)
+    (folder / "n1.jsonl").write_bytes(b"".join(record(number) for number in range(1, 30)))
+    take(store, shared)
+    assert [row.id for row in rows(store)] == list(range(1, 30))
 
 
 def test_text_that_a_database_can_not_hold_is_shown_as_question_marks(store, shared, folder):
