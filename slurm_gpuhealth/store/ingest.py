@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from typing import TYPE_CHECKING, NamedTuple
 
 from sqlalchemy import delete, select, text
@@ -15,7 +14,7 @@ from sqlalchemy import delete, select, text
 from slurm_gpuhealth import child
 from slurm_gpuhealth.store import records, schema
 from slurm_gpuhealth.store.open import lock, reading
-from slurm_gpuhealth.store.ship_file import BEFORE_TIME, END, refuse_if_anybody_can_write
+from slurm_gpuhealth.store.ship_file import BEFORE_TIME, END, open_folder, refuse_unless_ours
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -54,8 +53,8 @@ def ingest(engine: Engine, settings: Settings, now: float) -> Taken:
 
 def _listed(folder: str) -> list[str]:
     """In a child, for it may hang. Complete files first, the oldest of a node first."""
-    refuse_if_anybody_can_write(folder, os.stat(folder).st_mode)
-    names = [name for name in os.listdir(folder) if name.endswith(END) and not name.startswith(".")]
+    there = open_folder(folder)
+    names = [name for name in os.listdir(there) if name.endswith(END) and not name.startswith(".")]
     return sorted(names, key=lambda name: (node_of(name), BEFORE_TIME not in name, name))
 
 
@@ -136,8 +135,7 @@ class _Files(_Taking):
         node = node_of(name)
         fd = os.open(os.path.join(self.folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(22, "is no regular file")
+            refuse_unless_ours(fd, name)
             return self._lines(fd, name, node)
         finally:
             os.close(fd)
