@@ -189,8 +189,11 @@ def refuse_if_writable_by_others(path: str, top: str = "/") -> None:
         raise ConfigError([Problem(path, 0, "", one) for one in found])
 
 
-def unsafe(path: str, top: str = "/") -> list[str]:
-    """Why `path` is not safe to obey as root, each with the command that mends it; empty: it is."""
+def unsafe(path: str, top: str = "/", sticky: bool = False) -> list[str]:
+    """Why `path` is not safe to obey as root, each with the command that mends it; empty: it is.
+
+    `sticky`: such a folder will do, for what is root's in it is not replaced by others.
+    """
     found: list[str] = []
     for part in _steps(os.path.abspath(path), 40):
         if not part.startswith(top):
@@ -201,6 +204,8 @@ def unsafe(path: str, top: str = "/") -> list[str]:
             return [*found, f"{part} can't be looked at: {error.strerror}"]
         if status.st_uid not in (0, os.geteuid()):
             found.append(f"{part} belongs to uid {status.st_uid}, who can change it: chown root {part}")
+        elif sticky and status.st_mode & stat.S_ISVTX and stat.S_ISDIR(status.st_mode):
+            continue
         elif status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode):
             remedy = "keep it elsewhere" if status.st_mode & stat.S_ISVTX else f"chmod go-w {part}"
             found.append(f"{part} can be written by others (mode {status.st_mode & 0o7777:04o}): {remedy}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from slurm_gpuhealth.doctor import Line, first, number
 
@@ -44,11 +45,7 @@ def ask(settings: Settings) -> dict[str, Any]:
     """Raises OSError or what psycopg raises: then the store would take nothing."""
     store = settings.store
     if not store.url.startswith("postgresql:"):
-        from slurm_gpuhealth.store.ship_file import BEFORE_TIME
-
-        folder = store.url[len("file://") :]
-        complete = sum(BEFORE_TIME in name for name in os.listdir(folder))
-        return {"mode": os.stat(folder).st_mode, "writable": os.access(folder, os.W_OK | os.X_OK), "complete": complete}
+        return _ask_folder(store.url[len("file://") :], store.timeout)
     from slurm_gpuhealth.store import ship_postgresql
 
     if store.password_file and os.stat(store.password_file).st_mode & 0o077:
@@ -56,6 +53,40 @@ def ask(settings: Settings) -> dict[str, Any]:
     with ship_postgresql.connect(settings, "doctor") as db:
         row = db.execute("SELECT has_table_privilege('inbox', 'INSERT')").fetchone()
     return {"writable": bool(row and row[0])}
+
+
+def _ask_folder(folder: str, seconds: float) -> dict[str, Any]:
+    """Also whether something there is not root's; of thousands of files, as many as there is time for."""
+    from slurm_gpuhealth.store import ship_file
+
+    refused, until = "", time.monotonic() + seconds / 2
+    names = os.listdir(folder)
+    try:
+        there = ship_file.open_folder(folder)
+        for name in names:
+            if name.endswith(ship_file.END) and not name.startswith(".") and time.monotonic() < until:
+                refused = refused or _refused(name, there)
+    except OSError as error:
+        refused = str(error.strerror)
+    complete = sum(ship_file.BEFORE_TIME in name for name in names)
+    return {"refused": refused, "writable": os.access(folder, os.W_OK | os.X_OK), "complete": complete}
+
+
+def _refused(name: str, there: int) -> str:
+    """Why the controller does not take this file in."""
+    from slurm_gpuhealth.store import ship_file
+
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=there)
+        try:
+            ship_file.refuse_unless_ours(fd, name)
+        finally:
+            os.close(fd)
+    except FileNotFoundError:  # renamed or taken in meanwhile
+        pass
+    except OSError as error:
+        return f"{name!r} {error.strerror}"
+    return ""
 
 
 def judge(settings: Settings, facts: Mapping[str, Any], error: str, now: float) -> Iterator[Line]:
@@ -69,9 +100,9 @@ def judge(settings: Settings, facts: Mapping[str, Any], error: str, now: float) 
         what, _, remedy = error.partition("; ")
         remedy = remedy or (f"ls -ld {folder}" if folder else "psql with store.url, as root on this node")
         yield Line("store", "FAIL", f"the store does not answer: {what}", remedy)
-    elif facts.get("mode", 0) & 0o002:
-        what = f"{folder}: anybody can write there, also in a node's name: it is not used"
-        yield Line("store", "FAIL", what, f"chown root: {folder}; chmod 700 {folder}")
+    elif facts.get("refused"):
+        what, _, remedy = facts["refused"].partition("; ")
+        yield Line("store", "FAIL", f"{folder} is not used: {what}", remedy or f"ls -l {folder}")
     elif not facts.get("writable"):
         remedy = (
             f"chown root: {folder}, and no_root_squash for the nodes"

@@ -77,9 +77,18 @@ def run(body: Callable[[], int]) -> NoReturn:
         text = f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
         _say(f"{text}; a fault of this program: it ends here, and the job goes on")
         if _journal:
-            _journal.put("failure", {"time": time.time(), "program": os.path.basename(sys.argv[0]), "error": text})
+            _last_words(_journal, error, text)
         code = 0
     sys.exit(code)
+
+
+def _last_words(journal: Journal, error: Exception, text: str) -> None:
+    try:
+        if journal.doubt(error):
+            _say("the journal was corrupt, and is set aside: the next run begins a new one")
+        journal.put("failure", {"time": time.time(), "program": os.path.basename(sys.argv[0]), "error": text})
+    except Exception as failure:  # nor may these stop jobs
+        _say(f"this could not be written down: {type(failure).__name__}: {failure}")
 
 
 def _terminated(*_: object) -> NoReturn:

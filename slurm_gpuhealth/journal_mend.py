@@ -8,44 +8,52 @@ paths.state ──full, read-only, gone──▶ paths.run ──full as well─
 from __future__ import annotations
 
 import fcntl
-import marshal
 import os
 import shutil
 import sqlite3
 import time
 
-from slurm_gpuhealth.journal import NAME, connect, make_private, memory, open_file, undo
+from slurm_gpuhealth.journal import CURSOR, NAME, connect, make_private, memory, open_file, seal, undo, unseal
+from slurm_gpuhealth.journal_sound import dump, is_sound, of_the_disk, salvage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from slurm_gpuhealth.evidence.kernel import Cursor
+    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.journal_sound import Tables
 
-    Tables = dict[str, list[tuple[Any, ...]]]
-
-TABLES = ("state", "finding", "job", "diagnostic", "decision", "retest", "step", "joblog")
 NUMBERED = ("finding", "diagnostic", "decision", "step")
 LEAP = 1 << 24
 """A journal begun anew numbers what it ships from here on: the old one may have shipped more than it could note."""
 
+ASIDES = 4
+"""Corrupt files that are kept: a disk that spoils each of them must not fill up."""
+LOGGED = ("xid", "sxid", "aer", "nvrm", "kernel")
+"""Sources of findings that only the kernel log gives."""
+SLACK = 60.0
+"""Seconds by which the clock may have been set since the boot."""
+
 
 def fall_back(
-    db: sqlite3.Connection, error: sqlite3.DatabaseError, folder: str, run: str
-) -> tuple[sqlite3.Connection, str]:
-    """Where to go on after `error` in `folder`, with all that can still be read: connection, folder ("" in memory)."""
-    tables = _dump(db)
+    db: sqlite3.Connection, error: Exception, folder: str, run: str, again: bool
+) -> tuple[sqlite3.Connection, str, str]:
+    """Where to go on after `error` in `folder`, with all that can still be read: connection, folder ("" in memory),
+    and why it is another. `again`: the file was opened again already, and was not to blame."""
+    undo(db)
+    tables, _ = dump(db)
     db.close()
-    if type(error) is sqlite3.DatabaseError:  # corrupt; full, locked and read-only are OperationalError
-        try:
-            set_aside(os.path.join(folder, NAME), error)
-            return _filled(connect(folder), tables), folder
-        except (OSError, sqlite3.Error):
-            pass
+    path = os.path.join(folder, NAME)
+    try:
+        if set_aside(path, error) or not (again or of_the_disk(error)):
+            return open_file(path), folder, ""
+    except Exception:  # noqa: S110 - not here, then
+        pass
     try:
         if folder != run:
-            return begin(connect(run), tables), run
-    except (OSError, sqlite3.Error):
+            return begin(connect(run), tables), run, f"journal: {error}"
+    except Exception:  # noqa: S110 - nor there
         pass
-    return _filled(memory(), tables), ""
+    return _filled(memory(), tables), "", f"journal: {error}"
 
 
 def begin_copy(folder: str, run: str) -> sqlite3.Connection:
@@ -60,7 +68,7 @@ def begin_copy(folder: str, run: str) -> sqlite3.Connection:
             if os.path.exists(os.path.join(folder, NAME + suffix)):
                 shutil.copyfile(os.path.join(folder, NAME + suffix), copy + suffix)
         old = sqlite3.connect(copy, isolation_level=None)
-        tables = _dump(old)
+        tables, _ = dump(old)
         old.close()
     except (OSError, sqlite3.Error):
         tables = {}
@@ -75,7 +83,7 @@ def begin(db: sqlite3.Connection, tables: Tables | None = None) -> sqlite3.Conne
     if db.execute("SELECT 1 FROM state WHERE name = 'fallback'").fetchone() is None:
         _fill(db, tables or {})
         copied = {table: max((row[0] for row in (tables or {}).get(table, ())), default=0) for table in NUMBERED}
-        mark = marshal.dumps((time.time(), os.getpid(), tables is not None, copied), 4)
+        mark = seal("fallback", (time.time(), os.getpid(), tables is not None, copied))
         db.execute("INSERT OR REPLACE INTO state VALUES ('fallback', ?)", (mark,))
     db.execute("COMMIT")
     return db
@@ -84,8 +92,9 @@ def begin(db: sqlite3.Connection, tables: Tables | None = None) -> sqlite3.Conne
 def come_back(db: sqlite3.Connection, run: str) -> None:
     """Carry the fallback over to the journal `db`, which can be written again, once, and remove it."""
     path = os.path.join(run, NAME)
+    sound = is_sound(path)
     old = sqlite3.connect(path, timeout=10, isolation_level=None)
-    tables = _dump(old)
+    tables, _ = dump(old)
     old.close()
     mark = next((value for name, value in tables["state"] if name == "fallback"), None)
     db.execute("BEGIN IMMEDIATE")
@@ -96,25 +105,87 @@ def come_back(db: sqlite3.Connection, run: str) -> None:
         db.execute("COMMIT")
     finally:
         undo(db)
+    if not sound:
+        _move(path)
     _unlink(path)
 
 
-def set_aside(path: str, error: sqlite3.DatabaseError) -> None:
-    """Out of the way with a corrupt file; a good one that another program has begun meanwhile stays."""
+def set_aside(path: str, error: Exception) -> bool:
+    """Out of the way with a corrupt file, begun anew with what is good in it. False: it is sound, or was made anew by
+    another program meanwhile. Raises where that can't be told: a good one must stay, whatever went wrong with it."""
+    if isinstance(error, sqlite3.OperationalError) and str(error).startswith(("database is locked", "disk I/O error")):
+        raise error
     lock = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if _sound(path):
-            return
-        aside = f"{path}.corrupt-{int(time.time())}"
-        os.rename(path, aside)
-        for suffix in ("-wal", "-shm"):
-            if os.path.exists(path + suffix):
-                os.unlink(path + suffix)
-        note = marshal.dumps(f"{error}; set aside as {aside} and begun anew", 4)
-        open_file(path).execute("INSERT OR REPLACE INTO state VALUES ('corrupt', ?)", (note,))
+        if is_sound(path):
+            return False
+        found = [os.stat(path + suffix) for suffix in ("", "-wal") if os.path.exists(path + suffix)]
+        # An empty log is our own: it was made when the file was opened.
+        written = max((one.st_mtime for one in found if one.st_size), default=time.time())
+        aside = _move(path)
+        tables, whole = salvage(aside)
+        state: dict[str, bytes] = dict(tables["state"])
+        if not whole or "kernel" not in state:  # see `kernel_cursor`
+            cursor = state.pop("kernel", None)
+            lost = (unseal("kernel", cursor) if cursor else None, min(written, time.time()))
+            state["kernel-lost"] = seal("kernel-lost", lost)
+        state["corrupt"] = seal("corrupt", f"{error}; set aside as {aside} and begun anew")
+        _filled(open_file(path), {**tables, "state": list(state.items())}).close()
+        return True
     finally:
         os.close(lock)
+
+
+def _move(path: str) -> str:
+    """The file and its log to a name of their own; the last `ASIDES` of them are kept."""
+    aside = f"{path}.corrupt-{int(time.time())}"
+    os.rename(path, aside)
+    for suffix in ("-wal", "-shm"):
+        if os.path.exists(path + suffix):
+            os.rename(path + suffix, aside + suffix)
+    folder, name = os.path.split(path)
+    all_ = {one.partition("-wal")[0].partition("-shm")[0] for one in os.listdir(folder) if f"{name}.corrupt-" in one}
+    for old in sorted(all_)[:-ASIDES]:
+        _unlink(os.path.join(folder, old))
+    return aside
+
+
+def kernel_cursor(db: Journal, boot: str, now: float) -> Cursor | None:
+    """From where the kernel log is new, where the journal does not know: it was lost, or what it knew of it was.
+
+    1. What was lost may have been read and never have got its decision. So the log is read again from where all of it
+       had: `Journal.settled` noted that in `paths.run`, for this boot.
+    2. Not noted: from where the lost journal had read, if that was found in it.
+    3. Not found, but the lost journal was written before this boot: all of this boot is new to us.
+    4. Nothing is known: nothing is new. An old fault must not drain a node again that an admin resumed.
+    """
+    cursor, written = db.get("kernel-lost") or (None, None)
+    db.put("kernel-lost", None)
+    noted = _noted(db.run, boot)
+    if noted:
+        marks = ", ".join("?" * len(LOGGED))  # what comes again must not count twice
+        which = f"NOT standing AND seen > ? AND source IN ({marks})"
+        db.write(f"DELETE FROM finding WHERE {which}", noted[3], *LOGGED)  # noqa: S608 - ours
+        return noted
+    if cursor:
+        return cursor  # type: ignore[no-any-return]
+    if written is not None and written < now - time.clock_gettime(time.CLOCK_BOOTTIME) - SLACK:
+        return "", -1, 0, written
+    return None
+
+
+def _noted(run: str, boot: str) -> Cursor | None:
+    try:
+        make_private(run)
+        fd = os.open(os.path.join(run, CURSOR), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            found, last, offset, seen = os.read(fd, 256).decode().partition("\n")[0].split()
+        finally:
+            os.close(fd)
+        return (boot, int(last), int(offset), float(seen)) if found == boot else None
+    except (OSError, ValueError):
+        return None
 
 
 def _unlink(path: str) -> None:
@@ -131,15 +202,8 @@ def _trusted(folder: str) -> bool:
         return False
 
 
-def _sound(path: str) -> bool:
-    try:
-        return bool(open_file(path).execute("PRAGMA quick_check").fetchone()[0] == "ok")
-    except sqlite3.DatabaseError:
-        return False
-
-
 def _merge(db: sqlite3.Connection, tables: Tables, mark: bytes) -> None:
-    _, _, whole, copied = marshal.loads(mark)  # noqa: S302 - our own file
+    _, _, whole, copied = unseal("fallback", mark)
     if whole:  # the fallback began as a copy: what is not there any more was removed
         db.execute("DELETE FROM state")
         db.execute("DELETE FROM retest")
@@ -152,18 +216,6 @@ def _merge(db: sqlite3.Connection, tables: Tables, mark: bytes) -> None:
             if not db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row).rowcount:  # noqa: S608
                 db.execute(f"INSERT INTO {table} VALUES ({marks})", (None, *row[1:]))  # noqa: S608
     _fill(db, tables)
-
-
-def _dump(db: sqlite3.Connection) -> Tables:
-    """All rows that can be read."""
-    tables: Tables = {table: [] for table in TABLES}
-    undo(db)
-    for table, rows in tables.items():
-        try:
-            rows += db.execute(f"SELECT * FROM {table}")  # noqa: S608 - a constant
-        except sqlite3.Error:
-            continue
-    return tables
 
 
 def _filled(db: sqlite3.Connection, tables: Tables) -> sqlite3.Connection:
@@ -189,6 +241,6 @@ def _leap(db: sqlite3.Connection) -> None:
     """The outbox's next number is beyond all that this journal has ever shipped."""
     row = db.execute("SELECT value FROM state WHERE name = 'shipped'").fetchone()
     if row:
-        last = marshal.loads(row[0])["seq"] + LEAP  # noqa: S302 - our own file
+        last = unseal("shipped", row[0])["seq"] + LEAP
         if not db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'outbox'", (last,)).rowcount:
             db.execute("INSERT INTO sqlite_sequence VALUES ('outbox', ?)", (last,))

@@ -63,6 +63,7 @@ def settle(journal: Journal, ids: Iterable[int], decision: int) -> None:
     """These findings have got their decision."""
     for number in ids:
         journal.write("UPDATE finding SET acted = ? WHERE id = ?", decision, number)
+    journal.settled()
 
 
 def clear(

@@ -32,11 +32,20 @@ def kernel(settings: Settings, journal: Journal, now: float) -> list[Judged]:
         return []
     from slurm_gpuhealth.evidence import kernel as evidence
 
-    boot = boot_id(settings)
+    boot, first = boot_id(settings), False
 
     def look() -> list[Judged]:
+        nonlocal first
         judged: list[Judged] = []
-        seen = evidence.collect(settings.paths.kernel_log, journal.get("kernel"), boot, now, settings.paths.sys)
+        cursor = journal.get("kernel")
+        first = cursor is None
+        if first:
+            from slurm_gpuhealth import journal_mend
+
+            cursor = journal_mend.kernel_cursor(journal, boot, now)
+        else:
+            journal.settled()
+        seen = evidence.collect(settings.paths.kernel_log, cursor, boot, now, settings.paths.sys)
         if seen.findings or journal.get("kernel-trouble"):
             from slurm_gpuhealth import identity, record
 
@@ -48,7 +57,10 @@ def kernel(settings: Settings, journal: Journal, now: float) -> list[Judged]:
         journal.put("kernel", seen.cursor)
         return judged
 
-    return journal.together(look)
+    judged = journal.together(look)
+    if first:
+        journal.together(journal.settled)
+    return judged
 
 
 def source(settings: Settings, journal: Journal, name: str, now: float, timeout: float) -> list[Judged]:
@@ -85,6 +97,8 @@ def source(settings: Settings, journal: Journal, name: str, now: float, timeout:
         from slurm_gpuhealth.say import say
 
         say(f"source {name} {error}", error=True)
+        if journal.doubt(failure):
+            say("the journal was corrupt, and is set aside and begun anew", error=True)
     finally:
         notes = {"time": now, "seconds": round(time.monotonic() - began, 3), "error": error, "whole": whole}
         journal.put("sources", {**journal.get("sources", {}), name: notes})

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slurm_gpuhealth.journal import seal
 from tests.cluster import Cluster
 from tests.daemons import PATIENCE, until
 from tests.fakes import node as fakes
@@ -163,8 +164,8 @@ class Lab(Cluster):
         began, check = self.pulses.get(node, (0.0, None))
         busy = sum(one.poll() is None for _, one in self.pulses.values())
         if (check is None or check.poll() is not None) and time.monotonic() - began > PULSE and busy < 4:
-            if self.hurried:
-                self.change(node, "UPDATE state SET value = ? WHERE name IN ('polled', 'put-off')", marshal.dumps(0, 4))
+            for name in ("polled", "put-off") if self.hurried else ():
+                self.change(node, "UPDATE state SET value = ? WHERE name = ?", seal(name, 0), name)
             program = [str(self.lab / "health.d/50-gpuhealth")]
             log = (self.lab / f"log/check-{node}.out").open("ab")
             with log:

@@ -91,6 +91,9 @@ class Steps(Journal):
         self.world.step("write")
         return super().write(sql, *values)
 
+    def settled(self) -> None:
+        """Nothing is noted: the model's kernel log has a cursor of its own."""
+
     world = SimpleNamespace(step=lambda kind: None)  # type: ignore[assignment]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from typing import TYPE_CHECKING, NamedTuple
 
 from sqlalchemy import delete, select, text
@@ -15,7 +14,7 @@ from sqlalchemy import delete, select, text
 from slurm_gpuhealth import child
 from slurm_gpuhealth.store import records, schema
 from slurm_gpuhealth.store.open import lock, reading
-from slurm_gpuhealth.store.ship_file import BEFORE_TIME, END, refuse_if_anybody_can_write
+from slurm_gpuhealth.store.ship_file import BEFORE_TIME, END, open_folder, refuse_unless_ours
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -54,8 +53,8 @@ def ingest(engine: Engine, settings: Settings, now: float) -> Taken:
 
 def _listed(folder: str) -> list[str]:
     """In a child, for it may hang. Complete files first, the oldest of a node first."""
-    refuse_if_anybody_can_write(folder, os.stat(folder).st_mode)
-    names = [name for name in os.listdir(folder) if name.endswith(END) and not name.startswith(".")]
+    there = open_folder(folder)
+    names = [name for name in os.listdir(there) if name.endswith(END) and not name.startswith(".")]
     return sorted(names, key=lambda name: (node_of(name), BEFORE_TIME not in name, name))
 
 
@@ -136,8 +135,7 @@ class _Files(_Taking):
         node = node_of(name)
         fd = os.open(os.path.join(self.folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(22, "is no regular file")
+            refuse_unless_ours(fd, name)
             return self._lines(fd, name, node)
         finally:
             os.close(fd)
@@ -146,19 +144,26 @@ class _Files(_Taking):
         head = os.pread(fd, 4096, 0).partition(b"\n")
         first = node, hashlib.sha256(head[0]).hexdigest()[:32]
         position, number = self.known.get(first, (0, 0))
-        if position and os.pread(fd, 1, position - 1) != b"\n":  # restored from a backup
-            position = number = 0
+        inside, number = number < 0, abs(number)  # negative: within a line that is too long, and was skipped
+        if position and not _is_where_we_were(fd, position, inside):  # restored from a backup
+            position, number, inside = 0, 0, False
         begin = position
         while True:
             chunk = os.pread(fd, records.LONGEST, position)
-            whole = chunk.rfind(b"\n") + 1
-            if not whole and len(chunk) < records.LONGEST:
+            whole = (chunk.find(b"\n") if inside else chunk.rfind(b"\n")) + 1
+            if not chunk or not (whole or inside or len(chunk) == records.LONGEST):
                 break  # nothing, or a line that is being written or was torn
-            for line in chunk[: whole - 1 if whole else None].split(b"\n"):
+            if whole and not inside:
+                for line in chunk[: whole - 1].split(b"\n"):
+                    number += 1
+                    self.line(line, node, name, number)
+            elif not inside:
                 number += 1
-                self.line(line, node, name, number)
+                self.skip(node, name, number, f"longer than {records.LONGEST} bytes", chunk)
+            inside = not whole
             position += whole or len(chunk)
-            row = {"node": node, "first": first[1], "name": records.text(name), "position": position, "lines": number}
+            lines = -number if inside else number
+            row = {"node": node, "first": first[1], "name": records.text(name), "position": position, "lines": lines}
             self.moved[first] = row
             if self.batch.size >= AT_ONCE:
                 self._flush()
@@ -197,6 +202,14 @@ class _Files(_Taking):
         with self.engine.begin() as db:
             for node, first in gone:
                 db.execute(delete(table).where(table.c.node == node, table.c.first == first))
+
+
+def _is_where_we_were(fd: int, position: int, inside: bool) -> bool:
+    """Whether a line ends at `position`; `inside`: whether none does in what is before it, for a line's length."""
+    if not inside:
+        return os.pread(fd, 1, position - 1) == b"\n"
+    before = os.pread(fd, records.LONGEST, position - records.LONGEST)
+    return len(before) == records.LONGEST and b"\n" not in before
 
 
 class _Inbox(_Taking):

@@ -38,7 +38,8 @@ def ship(settings: Settings, journal: Journal, node: str, seconds: float) -> Non
     """Ship what waits, within `seconds`. What can't be shipped is said once, and waits for the next time."""
     if journal.folder != settings.paths.state:
         return  # in the fallback: its rows get their numbers when the disk is good again
-    if journal.get("ships", 0) != mark(settings.store.url):
+    lost = settings.store.url and not journal.get("shipped")  # with a part of a journal that was corrupt
+    if lost or journal.get("ships", 0) != mark(settings.store.url):
         _begin(journal, settings.store.url)
     deadline = time.monotonic() + seconds - MARGIN
     error = ""

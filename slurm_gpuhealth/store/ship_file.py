@@ -12,6 +12,7 @@ import os
 import stat
 import time
 
+from slurm_gpuhealth.config import unsafe
 from slurm_gpuhealth.store.ship import lines
 
 TYPE_CHECKING = False
@@ -27,8 +28,7 @@ BEFORE_TIME = "@"
 def append(folder: str, node: str, batch: list[Record], size: int) -> int | None:
     """See `ship.write`. Raises OSError; then nothing of the batch counts."""
     os.umask(0o077)
-    there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    refuse_if_anybody_can_write(folder, os.fstat(there).st_mode)
+    there = open_folder(folder)
     if "/" in node or BEFORE_TIME in node:
         raise ValueError(f"{node!r} is no node's name")
     name = node + END
@@ -55,16 +55,44 @@ def append(folder: str, node: str, batch: list[Record], size: int) -> int | None
     return os.fstat(fd).st_size
 
 
-def refuse_if_anybody_can_write(folder: str, mode: int) -> None:
-    if mode & stat.S_IWOTH:
-        raise PermissionError(1, "anybody can write there, also in a node's name; chmod o-w", folder)
+def open_folder(folder: str) -> int:
+    """The shared directory, open. Raises OSError, which says how to mend it, where anybody but root and us could write
+    in a node's name: through it, or through a folder above it."""
+    there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    found = os.fstat(there)
+    wrong = unsafe(os.path.abspath(folder), sticky=True)
+    if not wrong and found.st_mode & 0o022:  # sticky: its names could be taken first
+        wrong = [f"{folder} can be written by others (mode {found.st_mode & 0o7777:04o}): chmod go-w {folder}"]
+    if not wrong and not os.path.samestat(found, os.stat(folder)):
+        wrong = [f"{folder} was replaced while it was opened: look who did"]
+    if wrong:
+        os.close(there)
+        raise PermissionError(1, "; ".join(wrong[0].rsplit(": ", 1)), folder)
+    return there
+
+
+def refuse_unless_ours(fd: int, name: str) -> None:
+    """Raise OSError where the open file could be anything but what a node of ours has written."""
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(22, "is no regular file; remove it", name)
+    if found.st_uid not in (0, os.geteuid()):
+        why = f"belongs to uid {found.st_uid}; look who wrote it, and remove it (root's as nobody's: no_root_squash)"
+        raise PermissionError(1, why, name)
+    if found.st_mode & 0o022:
+        raise PermissionError(1, f"can be written by others (mode {found.st_mode & 0o7777:04o}); chmod go-w it", name)
+    if found.st_nlink > 1:
+        raise PermissionError(1, f"has {found.st_nlink} names (hard links): it may be another file; remove it", name)
 
 
 def _open(name: str, there: int) -> int:
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(name, flags, 0o600, dir_fd=there)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise OSError(22, "is no regular file", name)
+    try:
+        refuse_unless_ours(fd, name)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

@@ -1,11 +1,11 @@
 """The sweep on real Slurm: an idle node tests itself and comes back; a job that could start there comes first."""
 
-import marshal
 import sqlite3
 import time
 
 import pytest
 
+from slurm_gpuhealth.journal import seal
 from slurm_gpuhealth.slurm import remark
 from tests.fakes import node as fakes
 
@@ -33,9 +33,8 @@ def is_due(lab, node):
     """As if the first interval were over, and nobody had ever tested the node."""
     lab.run("scontrol", "update", f"NodeName={node}", "Extra=")
     with sqlite3.connect(lab.lab / "nodes" / node / "state/journal.db", timeout=10) as db:
-        db.execute(
-            "INSERT OR REPLACE INTO state VALUES ('sweep', ?)", (marshal.dumps({"from": time.time() - 7200}, 4),)
-        )
+        began = seal("sweep", {"from": time.time() - 7200})
+        db.execute("INSERT OR REPLACE INTO state VALUES ('sweep', ?)", (began,))
         db.execute("DELETE FROM diagnostic WHERE level > 1")
         db.execute("DELETE FROM step")
 

@@ -31,10 +31,10 @@ def bad(settings, facts, error=""):
     ("settings", "facts", "error", "expected"),
     [
         (Settings(), {}, "", {}),
-        (FILES, {"mode": 0o40700, "writable": True, "complete": 3}, "", {}),
-        (FILES, {"mode": 0o40777, "writable": True}, "", {"store": "FAIL"}),
-        (FILES, {"mode": 0o40755, "writable": False}, "", {"store": "FAIL"}),
-        (FILES, {"mode": 0o40700, "writable": True, "complete": 1000}, "", {"store": "warn"}),
+        (FILES, {"refused": "", "writable": True, "complete": 3}, "", {}),
+        (FILES, {"refused": "/shared belongs to uid 5; chown root /shared", "writable": True}, "", {"store": "FAIL"}),
+        (FILES, {"writable": False}, "", {"store": "FAIL"}),
+        (FILES, {"writable": True, "complete": 1000}, "", {"store": "warn"}),
         (FILES, {}, "no answer in 10 s", {"store": "FAIL"}),
         (DATABASE, {"writable": True}, "", {}),
         (DATABASE, {"writable": False}, "", {"store": "FAIL"}),
@@ -65,6 +65,30 @@ def test_a_shared_directory_is_looked_at_and_the_outbox_counted(tmp_path, journa
     journal.write("INSERT INTO outbox (kind, id, sub, time, bytes) VALUES ('finding', 1, 1, 5.0, 400)")
     told = {line.check: line.level for line in doctor_store.examine(settings, journal, NOW)}
     assert told == {"store": "ok", "outbox": "warn"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
+def test_a_shared_directory_or_a_file_in_it_that_is_not_roots_is_told(tmp_path):
+    settings = replace(FILES, store=replace(FILES.store, url=f"file://{tmp_path}/shared"))
+    folder = tmp_path / "shared"
+    folder.mkdir(0o755)
+
+    def told():
+        (line,) = doctor_store.examine(settings, None, NOW)
+        assert line.level == "ok" or line.remedy
+        return line.level, line.what
+
+    assert told()[0] == "ok"
+    (folder / "n1.jsonl").write_text("")
+    os.chmod(folder / "n1.jsonl", 0o600)
+    assert told()[0] == "ok"
+    os.chown(folder / "n1.jsonl", 5, 5)
+    assert told()[0] == "FAIL"
+    assert "'n1.jsonl' belongs to uid 5" in told()[1]
+    os.unlink(folder / "n1.jsonl")
+    os.chown(folder, 5, 5)
+    assert told()[0] == "FAIL"
+    assert "belongs to uid 5" in told()[1]
 
 
 @pytest.mark.parametrize("version", ["22.05", "24.11", "25.11", "26.05"])

@@ -198,7 +198,7 @@ def test_a_fallback_is_carried_over_once_and_takes_no_number_of_another_row(path
 
 def test_a_file_that_is_corrupt_further_in_is_begun_anew_with_what_can_be_read(paths):
     journal = open_journal(paths)
-    journal.put("kernel", 7)
+    journal.put("hold", 7)
     for number in range(2000):
         journal.write(INSERT, f"{number}", 1)
     journal.db.close()
@@ -211,7 +211,7 @@ def test_a_file_that_is_corrupt_further_in_is_begun_anew_with_what_can_be_read(p
     found = open_journal(paths)
     assert found.rows("SELECT * FROM finding") is not None
     found.write(INSERT, "new", None)
-    assert (found.folder, found.get("kernel"), waiting(found)) == (paths.state, 7, ["new"])
+    assert (found.folder, found.get("hold"), waiting(found)) == (paths.state, 7, ["new"])
     assert "set aside" in found.get("corrupt")
     assert waiting(open_journal(paths)) == ["new"]
 

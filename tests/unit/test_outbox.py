@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from slurm_gpuhealth import journal_mend, journal_schema
-from slurm_gpuhealth.journal import VERSION, open_journal
+from slurm_gpuhealth.journal import VERSION, open_journal, seal
 
 FINDING = (
     "INSERT INTO finding (time, seen, source, code, severity, rung, mode, message, standing, count, details)"
@@ -138,21 +138,24 @@ def test_what_the_fallback_saw_waits_when_the_disk_is_good_again(ships, settings
 
 def test_a_journal_begun_anew_numbers_beyond_what_was_shipped(journal):
     state = {"shipped": {"journal": "abc", "seq": 500, "size": 0}, "ships": 1}
-    journal_mend._filled(journal.db, {"state": [(name, marshal.dumps(value, 4)) for name, value in state.items()]})
+    journal_mend._filled(journal.db, {"state": [(name, seal(name, value)) for name, value in state.items()]})
     journal.write(FINDING, 2, "79")
     assert journal.one("SELECT seq FROM outbox")[0] > 500 + 10**6
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_a_journal_of_an_older_version_gets_an_outbox_and_keeps_its_rows(settings, version):
     os.makedirs(settings.paths.state, 0o700)
     with sqlite3.connect(os.path.join(settings.paths.state, "journal.db")) as db:
-        db.executescript("".join((journal_schema.TABLES, journal_schema.STEPS)[:version]))
+        for statement in journal_schema.statements(0, version):
+            db.execute(statement)
         db.execute(FINDING, (1, "79"))
+        db.execute("INSERT INTO state VALUES ('a', ?)", (marshal.dumps((1, "b"), 4),))  # without its checksum
         db.execute(f"PRAGMA user_version = {version}")
     journal = open_journal(settings.paths)
     assert journal.one("PRAGMA user_version") == (VERSION,)
     assert journal.one("SELECT count(*) FROM finding") == (1,)
+    assert journal.get("a") == (1, "b")
     for statement in journal_schema.refill():
         journal.write(statement)
     assert waiting(journal) == [("finding", 1, 1000000)]

@@ -191,12 +191,57 @@ def test_on_a_full_disk_only_whole_lines_stay_and_the_rest_is_shipped_later(shar
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_folder_that_anybody_can_write_is_not_used(shared, journal, folder, capfd):
-    folder.chmod(0o777)
+def give(uid):
+    return lambda path: os.chown(path, uid, uid)
+
+
+NOT_ROOTS = {
+    "anybody may write": lambda folder: folder.chmod(0o777),
+    "a group may write": lambda folder: folder.chmod(0o770),
+    "sticky, as /tmp": lambda folder: folder.chmod(0o1777),
+    "somebody else's": give(5),
+    "below a folder of somebody else's": lambda folder: give(5)(folder.parent),
+    "below a folder that a group may write": lambda folder: folder.parent.chmod(0o775),
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
+@pytest.mark.parametrize("spoil", NOT_ROOTS)
+def test_a_folder_in_which_others_could_write_is_not_used_and_nothing_is_lost(shared, journal, folder, capfd, spoil):
     add(journal, "a")
+    NOT_ROOTS[spoil](folder)
     send(shared, journal)
     assert list(folder.iterdir()) == []
-    assert "anybody can write there" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert str(folder.parent) in said
+    assert "chown root" in said or "chmod go-w" in said
+    for path in (folder, folder.parent):
+        os.chown(path, 0, 0)
+        path.chmod(0o700)
+    send(shared, journal)
+    assert codes(folder) == ["a"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
+@pytest.mark.parametrize("trap", ["link", "theirs", "writable"])
+def test_a_file_that_may_be_another_or_somebody_elses_is_not_written(shared, journal, folder, tmp_path, capfd, trap):
+    victim, path = tmp_path / "victim", folder / "n1.jsonl"
+    victim.write_text("")
+    victim.chmod(0o600)
+    if trap == "link":
+        os.link(victim, path)
+    else:
+        path.write_text("")
+        os.chmod(path, 0o622 if trap == "writable" else 0o600)
+        os.chown(path, 5 if trap == "theirs" else 0, 0)
+    add(journal, "a")
+    send(shared, journal)
+    assert (victim.read_text(), path.read_text()) == ("", "")
+    said = capfd.readouterr().err
+    assert {"link": "hard links", "theirs": "belongs to uid 5", "writable": "chmod go-w"}[trap] in said
+    os.unlink(path)
+    send(shared, journal)
+    assert codes(folder) == ["a"]
 
 
 @pytest.mark.parametrize("trap", ["symlink", "fifo", "folder"])
@@ -263,6 +308,16 @@ def test_switched_off_nothing_waits_and_switched_on_again_all_is_shipped_under_t
     assert len({line["journal"] for line in lines(folder)}) == 1
     numbers = [line["seq"] for line in lines(folder) if line["kind"] == "finding"]
     assert numbers == sorted(set(numbers))
+
+
+def test_what_a_corrupt_journal_could_not_keep_does_not_end_shipping(shared, journal, folder):
+    add(journal, "a")
+    send(shared, journal)
+    journal.put("shipped", None)
+    add(journal, "b")
+    send(shared, journal)
+    assert codes(folder) == ["a", "a", "b"]
+    assert len({record["journal"] for record in lines(folder)}) == 2
 
 
 def test_from_the_fallback_nothing_is_shipped(shared, journal, folder):

@@ -177,12 +177,42 @@ def test_a_line_that_is_none_of_ours_is_counted_kept_and_passed_over(store, shar
     assert take(store, shared) == ingest.Taken()
 
 
-def test_a_line_without_an_end_is_passed_over(store, shared, folder, monkeypatch):
+def test_a_line_that_is_too_long_is_skipped_once_also_while_it_grows(store, shared, folder, monkeypatch):
     monkeypatch.setattr(records, "LONGEST", 1000)
-    write(folder, record(1), b"x" * 5000 + b"\n", record(2))
+    write(folder, head(1), record(1), b"x" * 1500)
     taken = take(store, shared)
-    assert taken.rows == 2
-    assert taken.skipped >= 1
+    assert (taken.rows, taken.skipped) == (2, 1)
+    assert taken.trouble == ("n1.jsonl, line 3: skipped: longer than 1000 bytes",)
+    for _ in range(3):
+        assert take(store, shared) == ingest.Taken()
+        write(folder, b"x" * 700)
+        taken = take(store, shared)
+        assert (taken.rows, taken.skipped, taken.trouble) == (0, 0, ())
+    write(folder, b"x\n", record(2), b"no JSON\n")
+    assert take(store, shared).trouble[0].startswith("n1.jsonl, line 5: skipped: not JSON")
+    assert take(store, shared) == ingest.Taken()
+    assert [row.id for row in rows(store)] == [1, 2]
+    assert [row.line for row in rows(store, schema.skipped)] == [3, 5]
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 999, 1000, 5000])
+def test_a_line_that_is_too_long_ends_where_it_ends(store, shared, folder, monkeypatch, beyond):
+    monkeypatch.setattr(records, "LONGEST", 1000)
+    write(folder, record(1), b"x" * (1000 + beyond) + b"\n", record(2))
+    taken = take(store, shared)
+    assert (taken.rows, taken.skipped) == (2, 1)
+    assert take(store, shared) == ingest.Taken()
+
+
+def test_a_line_that_was_too_long_and_was_cut_off_hides_nothing_that_comes_in_its_place(
+    store, shared, folder, monkeypatch
+):
+    monkeypatch.setattr(records, "LONGEST", 1000)
+    write(folder, record(1), b"x" * 1500)
+    take(store, shared)
+    (folder / "n1.jsonl").write_bytes(b"".join(record(number) for number in range(1, 30)))
+    take(store, shared)
+    assert [row.id for row in rows(store)] == list(range(1, 30))
 
 
 def test_text_that_a_database_can_not_hold_is_shown_as_question_marks(store, shared, folder):
@@ -223,11 +253,45 @@ def test_files_of_other_kinds_and_names_are_left_alone(store, shared, folder, tm
     assert (folder / "notes.txt").exists()
 
 
-def test_a_directory_that_anybody_can_write_or_that_is_not_there_is_trouble_and_no_more(store, shared, folder):
-    folder.chmod(0o777)
-    assert "anybody can write there" in take(store, shared).trouble[0]
+def test_a_directory_that_is_not_there_is_trouble_and_no_more(store, shared, folder):
     folder.rmdir()
     assert "No such file" in take(store, shared).trouble[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
+def test_a_directory_in_which_others_could_write_is_not_read(store, shared, folder):
+    write(folder, record(1))
+    for where in (folder, folder.parent):
+        os.chown(where, 5, 5)
+        taken = take(store, shared)
+        assert (taken.rows, len(taken.trouble)) == (0, 1)
+        assert f"{where} belongs to uid 5" in taken.trouble[0]
+        assert f"chown root {where}" in taken.trouble[0]
+        os.chown(where, 0, 0)
+        where.chmod(0o770)
+        assert f"chmod go-w {where}" in take(store, shared).trouble[0]
+        where.chmod(0o700)
+    assert take(store, shared).rows == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
+def test_a_file_that_somebody_else_wrote_or_could_write_is_not_read_and_holds_up_nobody(store, shared, folder):
+    for name in ("n1", "n2", "n3", "n4"):
+        write(folder, record(1, node=name), name=f"{name}.jsonl")
+    os.chown(folder / "n1.jsonl", 5, 5)
+    os.chmod(folder / "n2.jsonl", 0o666)
+    os.link(folder / "n3.jsonl", folder.parent / "another")
+    taken = take(store, shared)
+    assert (taken.rows, [one.split(";")[0] for one in taken.trouble]) == (
+        1,
+        [
+            "n1.jsonl: belongs to uid 5",
+            "n2.jsonl: can be written by others (mode 0666)",
+            "n3.jsonl: has 2 names (hard links): it may be another file",
+        ],
+    )
+    os.chown(folder / "n1.jsonl", 0, 0)
+    assert take(store, shared).rows == 1
 
 
 def test_the_clock_of_a_node_is_the_median_and_its_times_are_corrected_by_what_it_was_at_the_time(
