@@ -15,7 +15,7 @@ import math
 import os
 import time
 
-from slurm_gpuhealth import decisions
+from slurm_gpuhealth import deadline, decisions
 from slurm_gpuhealth import record as findings
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import budget, climb
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     Steps = Generator[tuple[str, str], Any, tuple[str, str]]
     """Yields `count`, `claim`, `wait`, `renew`, `confirm` or `undo`, and why; is sent the answer. Outcome and why."""
 
+ROOM = 3.0
+"""Seconds that a hook must have left after the wait to ask for its place."""
 ELSEWHERE = 30.0
 """Seconds for which a claim that somebody asked for belongs to the program that wrote it, on another host."""
 
@@ -152,7 +154,10 @@ def _drive(
         elif verb == "claim":
             answer = write()
         elif verb == "wait":
-            time.sleep(budget.SETTLE if wait is None else wait)
+            pause = budget.SETTLE if wait is None else wait
+            if deadline.left() < pause + ROOM:
+                raise control.ControllerDown("no time left: the next check settles the claim")
+            time.sleep(pause)
             wait = None
         elif verb == "renew":
             answer = _renew(settings, node)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from slurm_gpuhealth import settings
     from slurm_gpuhealth.slurm.reason import Reason
 
+GRACE = 1.0
+"""Seconds between SIGTERM and SIGKILL for one of Slurm's programs."""
 NO_ANSWER = (
     # Slurm's words (slurm_errno) for a controller that is away, starting, on standby or not to be authenticated to.
     "Unable to contact slurm controller",
@@ -211,7 +213,7 @@ def _ask(slurm: settings.Slurm, *argv: str, streams: int = 1) -> str:
     """Run one of Slurm's programs; its standard output, with `streams=2` standard error after it."""
     # A hook's environment lacks PATH and may lack SLURM_CONF; a person's may hold SINFO_FORMAT: neither is handed on.
     done = child.run(
-        argv, timeout=slurm.timeout, grace=1.0, env={"SLURM_CONF": slurm.conf, "SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
+        argv, timeout=slurm.timeout, grace=GRACE, env={"SLURM_CONF": slurm.conf, "SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
     )
     what = " ".join(argv)
     out, err = (data.decode("utf-8", "backslashreplace") for data in (done.stdout, done.stderr))
