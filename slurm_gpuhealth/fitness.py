@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from slurm_gpuhealth import deadline as own
 from slurm_gpuhealth import act, diagnostic, identity, jobs, lock, record, watch
+from slurm_gpuhealth import deadline as own
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control
@@ -54,6 +54,8 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
     outcome = act.act(settings, journal, "prolog", job.node, now, job.job_id)
     if outcome == "nothing":
         outcome = _held_still(settings, journal, job.node, now)
+        if outcome == "nothing":  # slurmctld may have lost our hold: then what it was about waits again
+            outcome = act.act(settings, journal, "prolog", job.node, now, job.job_id)
     if outcome in act.OUT:
         code = move_on(settings, job)
         if code and not _drained(settings, job.node):

@@ -229,7 +229,7 @@ class Cluster(Slurmctld):
             control: {
                 name: getattr(self, name)
                 for name in (
-                    *("show_node", "holds", "config", "drain", "set_reason", "set_text", "set_remarks"),
+                    *("show_node", "holds", "config", "up", "drain", "set_reason", "set_text", "set_remarks"),
                     *("undrain", "resume", "reboot", "cancel_reboot"),
                 )
             }

@@ -105,6 +105,7 @@ class Slurmctld:
     def __init__(self, on_write=lambda *_: None) -> None:
         self.on_write = on_write
         """Told (cluster, node, verb, text) of each change that we order, before it."""
+        self.started = 0.0
         self.running: list[Any] = []
         self.due: list[tuple[float, Node, Any]] = []
         """(time, node, what): what happens by itself."""
@@ -175,6 +176,10 @@ class Slurmctld:
     def config(self, slurm) -> dict[str, tuple[str, ...]]:
         self.ask("read")
         return {"RebootProgram": ("/sbin/reboot",), "ResumeTimeout": ("600 sec",), "ReturnToService": ("1",)}
+
+    def up(self, slurm) -> float:
+        self.ask("read")
+        return self.now - self.started
 
     def set_text_of(self, node: Node, text: str) -> None:
         """On a node in service it is dropped; the same text keeps its time."""

@@ -206,7 +206,7 @@ def _is_held(journal: Journal, ours: Reason, since: float) -> None:
         detail = "a claim was found, and confirmed"
         decisions.note(journal, time.time(), "check", "drained", decisions.of_reason(ours), detail, "", ours.job)
     decisions.confirmed(journal, kept)
-    journal.put("hold", {"reason": reasons.write(ours), "since": since})
+    journal.put("hold", {"reason": reasons.write(ours), "since": since, "seen": time.time()})
 
 
 def _undo(settings: Settings, journal: Journal | None, node: str, why: str) -> bool:

@@ -161,6 +161,11 @@ def config(slurm: settings.Slurm) -> dict[str, tuple[str, ...]]:
     return records.parse_config(_ask(slurm, slurm.scontrol, "show", "config"))
 
 
+def up(slurm: settings.Slurm) -> float:
+    """Seconds since slurmctld started; infinite where it does not say."""
+    return records.parse_up(_ask(slurm, slurm.scontrol, "show", "config"))
+
+
 def gres_map(slurm: settings.Slurm, name: str) -> tuple[tuple[str, ...], ...]:
     """Device files of the GPU at each of Slurm's positions on this node. Asks no controller; changes only with a boot.
 

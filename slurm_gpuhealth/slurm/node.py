@@ -193,6 +193,14 @@ def parse_config(text: str) -> dict[str, tuple[str, ...]]:
     return config
 
 
+def parse_up(text: str) -> float:
+    """How long slurmctld was up when it wrote `scontrol show config`: both times are by its own clock."""
+    head, _, rest = text.partition("\n")
+    boot = _seconds(parse_config(rest).get("BOOT_TIME", ("",))[0])
+    said = _seconds(head.rpartition(" ")[2])
+    return max(0.0, said - boot) if boot and said else float("inf")
+
+
 def parse_gres(text: str) -> tuple[tuple[str, ...], ...]:
     """`slurmd -G`: for each position in Slurm's list of GPUs its device files, the GPU's own first.
 
