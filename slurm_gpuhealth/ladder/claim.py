@@ -181,9 +181,10 @@ def _claim_of(settings: Settings, node: str) -> tuple[NodeRecord, Reason] | None
 def _renew(settings: Settings, node: str) -> bool:
     """Give an old claim a new time: the same text would keep the old one."""
     found = _claim_of(settings, node)
-    if found:
-        control.set_reason(settings.slurm, node, replace(found[1], since=reasons.stamp(time.time()), tail=()))
-    return bool(found)
+    if not found:
+        return False
+    anew = replace(found[1], since=reasons.stamp(time.time()), tail=())
+    return hold.put(settings.slurm, found[0], anew).ours is not None
 
 
 def _confirm(settings: Settings, journal: Journal | None, node: str) -> bool:
@@ -193,7 +194,8 @@ def _confirm(settings: Settings, journal: Journal | None, node: str) -> bool:
     record, ours = found
     since = record.reason_time or time.time()
     wanted = replace(ours, state="fail" if ours.next else "queued", since=reasons.stamp(since), tail=())
-    control.set_reason(settings.slurm, node, wanted)
+    if hold.put(settings.slurm, record, wanted).ours is None:
+        return False
     if journal:
         journal.together(lambda: _is_held(journal, wanted, since))
     return True
@@ -220,7 +222,7 @@ def _undo(settings: Settings, journal: Journal | None, node: str, why: str) -> b
         journal.together(lambda: _is_given_up(journal, ours, why))
     adopted = journal.get("adopted") if journal else None
     if adopted and adopted["fact"] == ours.fact:
-        control.set_text(settings.slurm, node, adopted["was"])
+        hold.put_text(settings.slurm, found[0], adopted["was"])
     else:
         hold.give_back(settings.slurm, node)
     if journal:

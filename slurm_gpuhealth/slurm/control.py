@@ -130,6 +130,11 @@ def set_text(slurm: settings.Slurm, name: str, text: str) -> None:
     _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", f"Reason={_line(text)}")
 
 
+def put_out(slurm: settings.Slurm, name: str, state: str, text: str) -> None:
+    """Take the node out with somebody's own words: `state` is DRAIN, DOWN or FAIL."""
+    _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", f"State={state}", f"Reason={_line(text)}")
+
+
 def requeue(slurm: settings.Slurm, job: records.JobRecord) -> None:
     """Put a job back into the queue, not held; Slurm starts it again after AuthInfo's cred_expire, 120 s by default.
 
@@ -159,6 +164,21 @@ def pending(slurm: settings.Slurm) -> list[tuple[tuple[str, ...], str]]:
 def config(slurm: settings.Slurm) -> dict[str, tuple[str, ...]]:
     """slurmctld's configuration: key → values, none for `(null)`."""
     return records.parse_config(_ask(slurm, slurm.scontrol, "show", "config"))
+
+
+def events(slurm: settings.Slurm, names: Sequence[str]) -> list[records.Event]:
+    """What slurmdbd has of these nodes' drains and DOWNs of the last minutes, by time; none where there is no slurmdbd.
+
+    A row is made by each `State=`; by a `Reason=` alone, none. sacctmgr lies beside scontrol.
+    """
+    import os
+
+    sacctmgr = os.path.join(os.path.dirname(slurm.scontrol), "sacctmgr")
+    words = (f"nodes={','.join(map(_name, names))}", "start=now-10minutes", f"format={records.EVENT}")
+    try:
+        return records.parse_events(_ask(slurm, sacctmgr, "-n", "-P", "show", "event", *words))
+    except SlurmError:
+        return []
 
 
 def up(slurm: settings.Slurm) -> float:

@@ -8,7 +8,7 @@ from tests.lab import Lab, fresh
 
 @pytest.fixture(scope="module")
 def lab():
-    with Lab(fresh("lost"), nodes=2, gpus=4, dbd=False, floor=2, poll="5s", health_interval=3) as lab:
+    with Lab(fresh("lost"), nodes=2, gpus=4, dbd=False, floor=2, poll="10s", health_interval=3) as lab:
         for node in lab.names:
             lab.until_checked(node)
         yield lab

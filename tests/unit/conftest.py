@@ -4,6 +4,7 @@ import pytest
 
 from slurm_gpuhealth.journal import open_journal
 from slurm_gpuhealth.settings import Paths, Row, Settings
+from slurm_gpuhealth.slurm import control
 from tests.fakes import node
 
 
@@ -27,3 +28,9 @@ def folder(tmp_path):
     """The folder of a stand-in node with 8 healthy GPUs."""
     node.make_node(str(tmp_path), "n1", seed=7)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def no_slurmdbd(monkeypatch):
+    """This machine's own is never asked."""
+    monkeypatch.setattr(control, "events", lambda *_: [])
