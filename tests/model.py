@@ -230,7 +230,7 @@ class Cluster(Slurmctld):
                 name: getattr(self, name)
                 for name in (
                     *("show_node", "holds", "config", "up", "drain", "set_reason", "set_text", "set_remarks"),
-                    *("undrain", "resume", "reboot", "cancel_reboot"),
+                    *("undrain", "resume", "reboot", "cancel_reboot", "events", "put_out"),
                 )
             }
             | {"_ask": None},

@@ -176,7 +176,7 @@ def _order(slurm: settings.Slurm, before: NodeRecord, write: Callable[[], None],
     """
     write()
     after = control.show_node(slurm, before.name)
-    if after.reason == text and "DRAIN" in before.flags:  # else a later word than ours stands there
+    if after.reason == text and before.owner != "none":  # else a later word than ours stands there
         after = put_back(slurm, [before], [after], text)[0]
     return after
 
@@ -207,7 +207,9 @@ def _came_between(before: NodeRecord, said: Event) -> bool:
     """Whether this is a word of another's since the record `before`, whose times are slurmctld's too."""
     known = (before.reason, remark.read_said(before.comment).was)
     ours_or_slurms = said.reason.startswith(reasons.PREFIX) or reasons.is_slurms(said.reason)
-    return said.start >= before.reason_time > 0 and bool(said.reason) and said.reason not in known and not ours_or_slurms
+    return (
+        said.start >= before.reason_time > 0 and bool(said.reason) and said.reason not in known and not ours_or_slurms
+    )
 
 
 def give_back(slurm: settings.Slurm, name: str) -> Change:

@@ -24,7 +24,7 @@ def test_a_hold_that_a_restart_of_slurmctld_lost_is_made_again_once_and_then_lef
     lab.until_checked("n1")
     restart_without_state(lab)
     lab.until_reason("n1", "gpuhealth:Xid79")
-    assert decisions(lab, "n1")[:3] == ["drained", "lost", "drained"]
+    until(lambda: decisions(lab, "n1")[:3] == ["drained", "lost", "drained"], "the decisions")
     lab.until_checked("n1")
     restart_without_state(lab)
     until(lambda: "acked" in decisions(lab, "n1"), "the second loss is left")
@@ -41,7 +41,7 @@ def test_a_drain_that_scontrol_said_yes_to_and_did_not_make_is_made_again(lab):
     until(lambda: lab.journal("n2", "hold"), "n2 believes that it is drained")
     wrapper.write_text(good)
     lab.until_reason("n2", "gpuhealth:Xid79")
-    assert decisions(lab, "n2")[:3] == ["drained", "lost", "drained"]
+    until(lambda: decisions(lab, "n2")[:3] == ["drained", "lost", "drained"], "the decisions")
 
 
 def restart_without_state(lab):
