@@ -8,7 +8,7 @@ from tests.lab import Lab, fresh
 TEXT = "PSU, JD | bay 7"
 FIRST = """\
 case "$*" in
-*{order}*) if mv {home}/once {home}/done 2>/dev/null; then
+*"{order}"*) if mv {home}/once {home}/done 2>/dev/null; then
   /usr/bin/scontrol update NodeName=n1 State={state} Reason="{text}"
 fi ;;
 esac
