@@ -174,7 +174,8 @@ def events(slurm: settings.Slurm, names: Sequence[str]) -> list[records.Event]:
     import os
 
     sacctmgr = os.path.join(os.path.dirname(slurm.scontrol), "sacctmgr")
-    words = (f"nodes={','.join(map(_name, names))}", "start=now-10minutes", f"format={records.EVENT}")
+    when = ("start=now-10minutes", "end=now+10minutes")  # without an end, rows of this very second are left out
+    words = (f"nodes={','.join(map(_name, names))}", *when, f"format={records.EVENT}")
     try:
         return records.parse_events(_ask(slurm, sacctmgr, "-n", "-P", "show", "event", *words))
     except SlurmError:
