@@ -7,6 +7,7 @@ a fault waits ──▶ the node's record in Slurm
                     in service, no room       ──▶ over-budget   (asked again each `slurm.request_poll`)
                     drained by us             ──▶ held          (reworded when the rung is higher)
                     our hold is gone          ──▶ acked         (an admin resumed it: what stood then is left alone)
+                      slurmctld may have lost it: it asks again, once
                     an admin's, or Slurm's    ──▶ admin, left   (events are done with; what still stands asks again)
                     controller silent         ──▶ undecided     (the next check asks again; a claim stays claimed)
 """
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 OUT = ("drained", "held", "claimed", "admin")
 """Outcomes after which no new job comes to the node."""
+MEANWHILE = 2.0
+"""Seconds: slurmctld's times are whole ones."""
+BEFORE = 600.0
+"""Seconds before a hold's beginning, by slurmctld's clock, in which its faults were decided on."""
 
 
 @frozen
@@ -91,13 +96,47 @@ def follow_hold(settings: Settings, journal: Journal, found: NodeRecord, now: fl
     """Take note of what became of our hold, or find it again when the journal was lost."""
     ours, kept = found.ours, journal.get("hold")
     if kept and (not ours or _is_later(ours, kept["reason"])):
-        before = kept
-        journal.together(lambda: _hold_gone(settings, journal, found, before, now))
+        before, lost = kept, _how_lost(settings, found, kept, now)
+        again = journal.get("lost")
+        if lost and not (again and again["fact"] == _fact(before) and 0 <= now - again["time"] < settings.drain.ack):
+            journal.together(lambda: _lost(journal, found, before, lost, now))
+        else:
+            journal.together(lambda: _hold_gone(settings, journal, found, before, now, lost))
         kept = None
-    if ours and (not kept or kept["reason"] != found.reason):
-        if ours.state != "claim":
+    if ours:
+        if (not kept or kept["reason"] != found.reason) and ours.state != "claim":
             decisions.confirmed(journal, kept)
-        journal.put("hold", {**(kept or {"since": found.reason_time or now}), "reason": found.reason})
+        kept = kept or {"since": found.reason_time or now}
+        journal.put("hold", {**kept, "reason": found.reason, "seen": now})
+
+
+def _fact(kept: dict[str, Any]) -> str:
+    """`gpuhealth:Xid79 GPU3`: what a hold was about, however far its ladder was climbed."""
+    return " ".join(kept["reason"].split(" ")[:2])
+
+
+def _how_lost(settings: Settings, found: NodeRecord, kept: dict[str, Any], now: float) -> str:
+    """How a hold that is gone may have been lost by slurmctld; "" where it was an admin. Raises control.SlurmError."""
+    if found.owner == "admin":  # it is his word that stands there
+        return ""
+    if "seen" not in kept:
+        return "nobody saw it stand after it was written"
+    up = control.up(settings.slurm)
+    if now - up >= kept["seen"] - MEANWHILE:
+        return f"slurmctld has started anew {up:.0f} s ago, and may have lost it"
+    return ""
+
+
+def _lost(journal: Journal, found: NodeRecord, kept: dict[str, Any], how: str, now: float) -> None:
+    """What the hold was about waits again. Once: if that is lost too, somebody or something does not want it."""
+    decisions.confirmed(journal, kept)
+    journal.put("hold", None)
+    journal.put("put-off", None)
+    journal.put("lost", {"fact": _fact(kept), "time": now})
+    count = record.reopen_since(journal, kept["since"] - BEFORE)
+    detail = f"{how}: what stands (findings: {count}) asks again, once"
+    decisions.note(journal, now, "check", "lost", kept["reason"], detail, found.reason, None)
+    say(f"{found.name}: our hold is gone: {detail}", error=True)
 
 
 def _is_later(ours: Reason, kept: str) -> bool:
@@ -111,7 +150,9 @@ def _is_request(ours: Reason | None) -> bool:
     return ours is None or ours.fact in ON_REQUEST
 
 
-def _hold_gone(settings: Settings, journal: Journal, found: NodeRecord, kept: dict[str, Any], now: float) -> None:
+def _hold_gone(
+    settings: Settings, journal: Journal, found: NodeRecord, kept: dict[str, Any], now: float, lost: str
+) -> None:
     decisions.confirmed(journal, kept)
     journal.put("hold", None)
     if _is_request(reason.parse(kept["reason"])):  # cancelled, or undone from afar: it spoke of no fault
@@ -122,7 +163,8 @@ def _hold_gone(settings: Settings, journal: Journal, found: NodeRecord, kept: di
         detail = "an admin holds the node now"
         decisions.note(journal, now, "check", "taken over", kept["reason"], detail, found.reason, None)
         return
-    detail = f"resumed by an admin: what stands (findings: {count}) is left alone until it is mended"
+    whose = f"gone a second time ({lost})" if lost else "resumed by an admin"
+    detail = f"{whose}: what stands (findings: {count}) is left alone until it is mended"
     decisions.note(journal, now, "check", "acked", kept["reason"], detail, found.reason, None)
     say(f"{found.name}: our hold is gone: {detail}")
 
@@ -232,7 +274,7 @@ def _became(change: hold.Change, wanted: Reason, now: float) -> Outcome:
         return Outcome(word, change.plan.why)
     if change.after.ours and change.after.ours.state == "claim":  # it may be undone yet: no answer to a fault
         return Outcome("undecided", f"somebody is just taking it: {change.after.reason!r}")
-    held = {"reason": change.after.reason, "since": change.after.reason_time or now}
+    held = {"reason": change.after.reason, "since": change.after.reason_time or now, "seen": now}
     if change.done:
         return Outcome("held", change.plan.why, held)
     # Slurm took it, and somebody changed it since: `follow_hold` finds out what it means.
@@ -273,7 +315,8 @@ def _claim(
         journal.put("adopted", adopted if plan.action == "adopt" else None)
         written = hold.seize(settings.slurm, before.name, replace(wanted, state="claim"), before, plan)
         if written.plan.action in ("drain", "adopt"):
-            journal.together(lambda: _claimed(journal, program, wanted, before.reason, faults, now))
+            stands = written.done
+            journal.together(lambda: _claimed(journal, program, wanted, before.reason, faults, now, stands))
         in_time = time.monotonic() - began < settings.slurm.timeout  # who waits for us has no more
         return written.done and written.plan.action != "ours" and in_time
 
@@ -295,10 +338,14 @@ def _claim(
     return Outcome("drained", f"changed at once by somebody: {written.after.reason!r}", noted=True)
 
 
-def _claimed(journal: Journal, program: str, wanted: Reason, was: str, faults: Faults, now: float) -> None:
+def _claimed(
+    journal: Journal, program: str, wanted: Reason, was: str, faults: Faults, now: float, stands: bool
+) -> None:
     """The faults have their decision, which ladder/claim.py confirms or takes back."""
     number = decisions.note(journal, now, program, "claimed", decisions.of_reason(wanted), "", was, wanted.job)
-    journal.put("hold", {"reason": reason.write(replace(wanted, state="claim")), "since": now, "decision": number})
+    seen = {"seen": now} if stands else {}
+    kept = {"reason": reason.write(replace(wanted, state="claim")), "since": now, "decision": number, **seen}
+    journal.put("hold", kept)
     record.settle(journal, faults, number)
 
 

@@ -1,6 +1,7 @@
 """Programs and probes that may hang, run and ended: NVML, dcgmi and scontrol hang exactly on the nodes that matter.
 
-A child runs in a session of its own, with our pipes and /dev/null as its only descriptors, and has a deadline:
+A child runs in a session of its own, with our pipes and /dev/null as its only descriptors, and has a deadline, which is
+never later than the program's own (deadline.py); when that is too near it is not started, and reads as timed out:
 
     start ──▶ done
       │ deadline
@@ -22,6 +23,7 @@ import select
 import time
 from fcntl import F_DUPFD, fcntl
 
+from slurm_gpuhealth import deadline
 from slurm_gpuhealth.frozen import frozen
 
 TYPE_CHECKING = False
@@ -124,7 +126,7 @@ def probe(function: Callable[[], Any], *, timeout: float, grace: float = 1.0) ->
     done = told(answer, timeout=timeout, grace=grace)
     rc, seconds, timed_out, stuck = done.rc, done.seconds, done.timed_out, done.stuck
     if stuck or timed_out:
-        error = f"no answer in {timeout:g} s" + (", and can't be killed" if stuck else "")
+        error = f"no answer in {min(timeout, round(seconds, 1)):g} s" + (", and can't be killed" if stuck else "")
         return Probed(None, error, seconds, timed_out, stuck)
     if rc != 0:
         return Probed(None, f"the probe died ({f'signal {-rc}' if rc and rc < 0 else f'exit {rc}'})", seconds)
@@ -167,6 +169,9 @@ def _supervise(
 ) -> tuple[int | None, list[bytes], float, bool, Child | None]:
     """Fork, run `body(result fd)` in the child, see it to its end: rc, [stdout, stderr, result], seconds, …"""
     began = time.monotonic()
+    timeout = min(timeout, deadline.left() - grace - KILL_WAIT)
+    if timeout <= 0:
+        return None, [b"", b"no time left", b""], 0.0, True, None
     pipes = [os.pipe() for _ in range(3)]
     pid = os.fork()
     if pid == 0:
@@ -235,9 +240,9 @@ def close_from(first: int) -> None:
 
 
 def _follow(
-    child: Child, readers: Sequence[int], data: Sequence[bytearray], deadline: float, limit: int, watched: bool
+    child: Child, readers: Sequence[int], data: Sequence[bytearray], until: float, limit: int, watched: bool
 ) -> int | None:
-    """Read the child's pipes until it exits: its exit code, or None at the deadline.
+    """Read the child's pipes until it exits: its exit code, or None at the time `until`.
 
     The end is the child's exit, not end-of-file: a grandchild that kept our pipe (nvvs does) must not hold us up.
     """
@@ -256,7 +261,7 @@ def _follow(
             if watcher and watched and time.monotonic() >= look:
                 _watch(child)
                 look = time.monotonic() + WATCH
-            left = deadline - time.monotonic()
+            left = until - time.monotonic()
             if watcher and watched:
                 left = min(left, look - time.monotonic())
             for fd, _ in poll.poll(max(0.0, left if exit_fd >= 0 else min(left, 0.02)) * 1000):
@@ -268,7 +273,7 @@ def _follow(
                     while _drain(read, index, data, limit):
                         pass
                 return os.waitstatus_to_exitcode(status)
-            if deadline <= time.monotonic():
+            if until <= time.monotonic():
                 return None
     finally:
         if exit_fd >= 0:

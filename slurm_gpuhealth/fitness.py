@@ -6,19 +6,25 @@ import os
 import time
 
 from slurm_gpuhealth import act, diagnostic, identity, jobs, lock, record, watch
+from slurm_gpuhealth import deadline as own
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import TypeVar
 
     from slurm_gpuhealth.journal import Journal
     from slurm_gpuhealth.settings import Settings
     from slurm_gpuhealth.slurm.environment import Job
 
+    Seen = TypeVar("Seen")
+
 UNTESTED = ("not-testable", "tool-error")
+FOR_SLURM = 20.0
+"""Seconds of a hook that are kept for Slurm; of a short one a third."""
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "CONFIGURING", "RESIZING")
 """States in which a job may be here."""
 
@@ -26,11 +32,15 @@ RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_
 def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) -> int:
     """The prolog's exit code: 0 starts the job (or we have requeued it), 1 makes Slurm move it on."""
     now = time.time()
-    uuids = _gpus(settings, journal, job)
-    _read_nvml(settings, journal, now, deadline)
-    tested = diagnostic.run_level(
-        *(settings, journal, "prolog", 1, uuids), deadline=deadline, reuse=settings.prolog.reuse_pass, everything=True
-    )
+
+    def look(until: float) -> tuple[list[str], str]:
+        uuids = _gpus(settings, journal, job)
+        _read_nvml(settings, journal, now, until)
+        return uuids, diagnostic.run_level(
+            *(settings, journal, "prolog", 1, uuids), deadline=until, reuse=settings.prolog.reuse_pass, everything=True
+        )
+
+    uuids, tested = _keeping_time(settings.prolog.timeout, deadline, look)
     if tested in UNTESTED:
         say(
             f"{job.node}: job {job.job_id}: its GPUs could not be tested ({tested}): gpuhealth findings --severity info"
@@ -44,6 +54,8 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
     outcome = act.act(settings, journal, "prolog", job.node, now, job.job_id)
     if outcome == "nothing":
         outcome = _held_still(settings, journal, job.node, now)
+        if outcome == "nothing":  # slurmctld may have lost our hold: then what it was about waits again
+            outcome = act.act(settings, journal, "prolog", job.node, now, job.job_id)
     if outcome in act.OUT:
         code = move_on(settings, job)
         if code and not _drained(settings, job.node):
@@ -53,6 +65,16 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
     if outcome != "nothing":
         say(f"{job.node}: job {job.job_id} starts although the node is not fit ({outcome})", error=True)
     return 0
+
+
+def _keeping_time(whole: float, deadline: float, look: Callable[[float], Seen]) -> Seen:
+    """`look(until when)`, with time kept for what follows from what it sees: Slurm is asked, a claim waits."""
+    kept = min(whole / 3, FOR_SLURM)
+    own.ends -= kept
+    try:
+        return look(deadline - kept)
+    finally:
+        own.ends += kept
 
 
 def _concerns(finding: Finding, uuids: Sequence[str]) -> bool:
@@ -94,6 +116,12 @@ def move_on(settings: Settings, job: Job) -> int:
 def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, deadline: float) -> None:
     """The epilog of a failed job, or of any when a retest waits: evidence, level 2 on its GPUs, and what follows."""
     now = time.time()
+    _keeping_time(settings.epilog.timeout, deadline, lambda until: _test(settings, journal, job, outcome, now, until))
+    act.act(settings, journal, "epilog", job.node, now, job.job_id)
+
+
+def _test(settings: Settings, journal: Journal, job: Job, outcome: str, now: float, deadline: float) -> None:
+    """What an epilog looks at, and level 2."""
     uuids = _gpus(settings, journal, job)
     watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
     others = _held_by_others(settings, journal, job, uuids, now)
@@ -114,7 +142,6 @@ def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, dead
         if tested not in UNTESTED:
             for uuid in retests:
                 journal.write("DELETE FROM retest WHERE uuid = ?", uuid)
-    act.act(settings, journal, "epilog", job.node, now, job.job_id)
 
 
 def _held_by_others(settings: Settings, journal: Journal, job: Job, mine: Sequence[str], now: float) -> set[str]:

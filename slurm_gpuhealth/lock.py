@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 
+from slurm_gpuhealth import deadline as own
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from slurm_gpuhealth.settings import Settings
@@ -19,6 +21,7 @@ def take(settings: Settings, name: str, deadline: float = 0.0, real: bool = Fals
     import fcntl
 
     fd = _open(settings, name)
+    deadline = min(deadline, own.ends)
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

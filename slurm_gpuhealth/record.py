@@ -105,6 +105,18 @@ def reopen_standing(journal: Journal) -> None:
     )
 
 
+def reopen_since(journal: Journal, since: float) -> int:
+    """Faults that still stand, and events decided on since then, wait again; how many."""
+    which = (
+        "severity = 'fault' AND mode = 'enforce' AND acted > 0 AND cleared IS NULL"
+        " AND (standing OR acted IN (SELECT id FROM decision WHERE time >= ?))"
+    )
+    rows = list(journal.rows(f"SELECT id FROM finding WHERE {which}", since))  # noqa: S608 - a constant
+    for (row,) in rows:
+        journal.write("UPDATE finding SET acted = NULL WHERE id = ?", row)
+    return len(rows)
+
+
 def acknowledge(journal: Journal, until: float, acks: Mapping[str, float] = NO_ACKS) -> int:
     """An admin took our hold away: what it was about is left alone until mended or `until`. How much still stands.
 

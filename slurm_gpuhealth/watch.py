@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     """(settings, journal, now, seconds it may take) → what was seen. OSError: this source could not be read."""
 
 
+ROOM = 0.1
+"""Seconds in which no child says anything that counts."""
 SETTLE = 20.0
 """Seconds after its deadline in which a killed child may still be on its way out."""
 
@@ -120,9 +122,13 @@ def guarded(settings: Settings, journal: Journal, name: str, seconds: float, sta
     One at a time: of two that start together both would be stuck. TimeoutError when another program's does not end, or
     was killed so lately that the driver may still be clearing up after it: that is no evidence yet.
     """
+    from slurm_gpuhealth import deadline as own
     from slurm_gpuhealth import lock
     from slurm_gpuhealth.child import Child, Ended, age, alive
 
+    seconds = min(seconds, own.left() - 2.0)  # a child that is deaf takes so long to be ended
+    if seconds < ROOM:
+        raise TimeoutError("no time left for it")
     deadline = time.monotonic() + seconds
     turn = lock.take(settings, name, deadline)
     if turn is None:

@@ -90,8 +90,7 @@ def down(world, node, step=0):
 
 def fail(world, node, step=0):
     gone(node)
-    node.flags = (node.flags - {"DRAIN"}) | {"FAIL"}
-    world.set_text_of(node, "fan, JD")
+    world.set_fail(node, "fan, JD")
 
 
 def retext(world, node, step=0):

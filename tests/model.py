@@ -229,8 +229,8 @@ class Cluster(Slurmctld):
             control: {
                 name: getattr(self, name)
                 for name in (
-                    *("show_node", "holds", "config", "drain", "set_reason", "set_text", "set_remarks"),
-                    *("undrain", "resume", "reboot", "cancel_reboot"),
+                    *("show_node", "holds", "config", "up", "drain", "set_reason", "set_text", "set_remarks"),
+                    *("undrain", "resume", "reboot", "cancel_reboot", "events", "put_out"),
                 )
             }
             | {"_ask": None},

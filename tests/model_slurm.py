@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from slurm_gpuhealth.findings import Gpu
+from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.journal import Journal, memory
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm import reason as reasons
-from slurm_gpuhealth.slurm.node import Hold, NodeRecord
+from slurm_gpuhealth.slurm.node import Event, Hold, NodeRecord
 
 if TYPE_CHECKING:
     from slurm_gpuhealth.settings import Settings
@@ -110,6 +111,9 @@ class Slurmctld:
     def __init__(self, on_write=lambda *_: None) -> None:
         self.on_write = on_write
         """Told (cluster, node, verb, text) of each change that we order, before it."""
+        self.started = 0.0
+        self.rows: dict[tuple[str, float], Event] = {}
+        """slurmdbd's record of who was out of service."""
         self.running: list[Any] = []
         self.due: list[tuple[float, Node, Any]] = []
         """(time, node, what): what happens by itself."""
@@ -181,6 +185,32 @@ class Slurmctld:
         self.ask("read")
         return {"RebootProgram": ("/sbin/reboot",), "ResumeTimeout": ("600 sec",), "ReturnToService": ("1",)}
 
+    def up(self, slurm) -> float:
+        self.ask("read")
+        return self.now - self.started
+
+    def events(self, slurm, names) -> list[Event]:
+        """As on 22.05.8: a row for each `State=` with a reason, none for a `Reason=` alone; of one second one."""
+        return sorted((row for row in self.rows.values() if row.node in names), key=lambda row: row.start)
+
+    def put_out(self, slurm, name: str, state: str, text: str) -> None:
+        put = {"DRAIN": self.set_drain, "DOWN": lambda *words: self.set_down(*words, "admin"), "FAIL": self.set_fail}
+        self.order("put_out", name, f"{state} {text}", lambda node: put[state](node, text))
+
+    def note(self, node: Node, state: str = "", text: str = "") -> None:
+        """slurmdbd's rows: the open one ends, and another begins."""
+        now = float(int(self.now))
+        for key, row in self.rows.items():
+            if row.node == node.name and not row.end:
+                self.rows[key] = replace(row, end=now)
+        if state and text:
+            self.rows[node.name, now] = Event(node.name, now, 0.0, state, text)
+
+    def set_fail(self, node: Node, text: str) -> None:
+        node.flags = (node.flags - {"DRAIN"}) | {"FAIL"}
+        self.set_text_of(node, text)
+        self.note(node, "FAIL", text)
+
     def set_text_of(self, node: Node, text: str) -> None:
         """On a node in service it is dropped; the same text keeps its time."""
         if (node.flags & {"DRAIN", "FAIL"} or node.base == "DOWN") and text and text != node.reason:
@@ -190,19 +220,23 @@ class Slurmctld:
     def set_drain(self, node: Node, text: str) -> None:
         node.flags = (node.flags - {"FAIL"}) | {"DRAIN"}
         self.set_text_of(node, text)
+        self.note(node, "DRAIN", text)
 
     def end_drain(self, node: Node) -> None:
         node.flags -= {"DRAIN", "FAIL"}
+        self.note(node)
         if node.base != "DOWN":
             node.reason, node.reason_time = "", 0
 
     def end_down(self, node: Node) -> None:
         node.flags -= {"DRAIN", "FAIL", "REBOOT_REQUESTED", "REBOOT_ISSUED"}
+        self.note(node)
         node.base, node.reason, node.reason_time, node.down_by = "IDLE", "", 0, ""
 
     def set_down(self, node: Node, text: str, by: str) -> None:
         node.base, node.down_by, node.job = "DOWN", by, 0
         self.set_text_of(node, text)
+        self.note(node, "DOWN", text)
 
     def begin_reboot(self, node: Node, text: str) -> None:
         node.flags |= {"DRAIN", "REBOOT_REQUESTED"}

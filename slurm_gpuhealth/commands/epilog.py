@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from slurm_gpuhealth import hook, jobs
+from slurm_gpuhealth import deadline, hook, jobs
 from slurm_gpuhealth.slurm import environment
 
 TYPE_CHECKING = False
@@ -24,6 +24,7 @@ def epilog() -> int:
     if not started:
         return 0
     job, settings, journal = started
+    deadline.ends = began + settings.epilog.timeout
     now = time.time()
     outcome = environment.outcome(job)
     if outcome == "ok" and settings.epilog.ask_slurm:
@@ -36,8 +37,8 @@ def epilog() -> int:
         if settings.joblog.enabled and outcome not in jobs.FINE:
             from slurm_gpuhealth import joblog  # before the test: minutes later its user may have overwritten it
 
-            joblog.read(settings, journal, job, began + settings.epilog.timeout)
-        fitness.after_job(settings, journal, job, outcome, began + settings.epilog.timeout)
+            joblog.read(settings, journal, job, deadline.ends)
+        fitness.after_job(settings, journal, job, outcome, deadline.ends)
     return 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from slurm_gpuhealth import hook, identity, jobs, watch
+from slurm_gpuhealth import deadline, hook, identity, jobs, watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def prolog() -> int:
     if not started:
         return 0
     job, settings, journal = started
+    deadline.ends = began + settings.prolog.timeout
     now = time.time()
     uuids = identity.of_job(settings, journal, job)
     jobs.started(journal, job, uuids or [], now)
@@ -35,7 +36,7 @@ def prolog() -> int:
         return 0
     from slurm_gpuhealth import fitness
 
-    return fitness.before_job(settings, journal, job, began + settings.prolog.timeout)
+    return fitness.before_job(settings, journal, job, deadline.ends)
 
 
 def _fit_as_known(settings: Settings, journal: Journal, uuids: Sequence[str], now: float) -> bool:

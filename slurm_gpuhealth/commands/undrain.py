@@ -182,7 +182,10 @@ def _give_back(settings: Settings, ready: list[NodeRecord], until: float, now: f
             groups.setdefault(comment, []).append(one.name)
     for comment, names in groups.items():
         for first in range(0, len(names), AT_ONCE):
-            control.undrain_all(settings.slurm, names[first : first + AT_ONCE], comment)
+            some = names[first : first + AT_ONCE]
+            control.undrain_all(settings.slurm, some, comment)
+            before = [one for one in ready if one.name in some]
+            hold.put_back(settings.slurm, before, before)
 
 
 def _acknowledge(settings: Settings, others: list[NodeRecord], facts: list[str], until: float, now: float) -> None:

@@ -15,7 +15,7 @@ import math
 import os
 import time
 
-from slurm_gpuhealth import decisions
+from slurm_gpuhealth import deadline, decisions
 from slurm_gpuhealth import record as findings
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import budget, climb
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     Steps = Generator[tuple[str, str], Any, tuple[str, str]]
     """Yields `count`, `claim`, `wait`, `renew`, `confirm` or `undo`, and why; is sent the answer. Outcome and why."""
 
+ROOM = 3.0
+"""Seconds that a hook must have left after the wait to ask for its place."""
 ELSEWHERE = 30.0
 """Seconds for which a claim that somebody asked for belongs to the program that wrote it, on another host."""
 
@@ -152,7 +154,10 @@ def _drive(
         elif verb == "claim":
             answer = write()
         elif verb == "wait":
-            time.sleep(budget.SETTLE if wait is None else wait)
+            pause = budget.SETTLE if wait is None else wait
+            if deadline.left() < pause + ROOM:
+                raise control.ControllerDown("no time left: the next check settles the claim")
+            time.sleep(pause)
             wait = None
         elif verb == "renew":
             answer = _renew(settings, node)
@@ -176,9 +181,10 @@ def _claim_of(settings: Settings, node: str) -> tuple[NodeRecord, Reason] | None
 def _renew(settings: Settings, node: str) -> bool:
     """Give an old claim a new time: the same text would keep the old one."""
     found = _claim_of(settings, node)
-    if found:
-        control.set_reason(settings.slurm, node, replace(found[1], since=reasons.stamp(time.time()), tail=()))
-    return bool(found)
+    if not found:
+        return False
+    anew = replace(found[1], since=reasons.stamp(time.time()), tail=())
+    return hold.put(settings.slurm, found[0], anew).ours is not None
 
 
 def _confirm(settings: Settings, journal: Journal | None, node: str) -> bool:
@@ -188,7 +194,8 @@ def _confirm(settings: Settings, journal: Journal | None, node: str) -> bool:
     record, ours = found
     since = record.reason_time or time.time()
     wanted = replace(ours, state="fail" if ours.next else "queued", since=reasons.stamp(since), tail=())
-    control.set_reason(settings.slurm, node, wanted)
+    if hold.put(settings.slurm, record, wanted).ours is None:
+        return False
     if journal:
         journal.together(lambda: _is_held(journal, wanted, since))
     return True
@@ -201,7 +208,7 @@ def _is_held(journal: Journal, ours: Reason, since: float) -> None:
         detail = "a claim was found, and confirmed"
         decisions.note(journal, time.time(), "check", "drained", decisions.of_reason(ours), detail, "", ours.job)
     decisions.confirmed(journal, kept)
-    journal.put("hold", {"reason": reasons.write(ours), "since": since})
+    journal.put("hold", {"reason": reasons.write(ours), "since": since, "seen": time.time()})
 
 
 def _undo(settings: Settings, journal: Journal | None, node: str, why: str) -> bool:
@@ -215,7 +222,7 @@ def _undo(settings: Settings, journal: Journal | None, node: str, why: str) -> b
         journal.together(lambda: _is_given_up(journal, ours, why))
     adopted = journal.get("adopted") if journal else None
     if adopted and adopted["fact"] == ours.fact:
-        control.set_text(settings.slurm, node, adopted["was"])
+        hold.put_text(settings.slurm, found[0], adopted["was"])
     else:
         hold.give_back(settings.slurm, node)
     if journal:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from slurm_gpuhealth import act, child, watch
+from slurm_gpuhealth import act, child, decisions, watch
 from slurm_gpuhealth.findings import Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import climb as core
@@ -109,10 +109,10 @@ def give_back(
             return "found"
         # First: our own give-back must not be read as an admin's ack. Killed here, the next check finds the hold again.
         journal.put("hold", None)
-        if down:
-            control.resume(settings.slurm, node)
-        else:
-            hold.give_back(settings.slurm, node)
+        after = hold.end(settings.slurm, record, down=True) if down else hold.give_back(settings.slurm, node).after
+        if after.owner == "admin" and after.reason != remark.read_said(record.comment).was:
+            detail = "an admin took it out while it was given back"
+            decisions.note(journal, time.time(), "worker", "taken over", record.reason, detail, after.reason, None)
         return "back"
     finally:
         if turn is not None:
@@ -135,7 +135,9 @@ def reword(settings: Settings, journal: Journal, record: NodeRecord, ours: Reaso
             if before.ours != ours:
                 if before.ours != record.ours:
                     raise HoldLost(f"the reason was changed to {before.reason!r}")
-                hold.put(settings.slurm, before, ours)
+                after = hold.put(settings.slurm, before, ours)
+                if not is_still(after, ours):
+                    raise HoldLost(f"the reason was changed to {after.reason!r}")
             return reasons.write(ours)
         finally:
             if turn is not None:

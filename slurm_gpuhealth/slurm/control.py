@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from slurm_gpuhealth import settings
     from slurm_gpuhealth.slurm.reason import Reason
 
+GRACE = 1.0
+"""Seconds between SIGTERM and SIGKILL for one of Slurm's programs."""
 NO_ANSWER = (
     # Slurm's words (slurm_errno) for a controller that is away, starting, on standby or not to be authenticated to.
     "Unable to contact slurm controller",
@@ -149,6 +151,11 @@ def set_text(slurm: settings.Slurm, name: str, text: str) -> None:
     _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", f"Reason={_line(text)}")
 
 
+def put_out(slurm: settings.Slurm, name: str, state: str, text: str) -> None:
+    """Take the node out with somebody's own words: `state` is DRAIN, DOWN or FAIL."""
+    _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", f"State={state}", f"Reason={_line(text)}")
+
+
 def requeue(slurm: settings.Slurm, job: records.JobRecord) -> None:
     """Put a job back into the queue, not held; Slurm starts it again after AuthInfo's cred_expire, 120 s by default.
 
@@ -178,6 +185,27 @@ def pending(slurm: settings.Slurm) -> list[tuple[tuple[str, ...], str]]:
 def config(slurm: settings.Slurm) -> dict[str, tuple[str, ...]]:
     """slurmctld's configuration: key → values, none for `(null)`."""
     return records.parse_config(_ask(slurm, slurm.scontrol, "show", "config"))
+
+
+def events(slurm: settings.Slurm, names: Sequence[str]) -> list[records.Event]:
+    """What slurmdbd has of these nodes' drains and DOWNs of the last minutes, by time; none where there is no slurmdbd.
+
+    A row is made by each `State=`; by a `Reason=` alone, none. sacctmgr lies beside scontrol.
+    """
+    import os
+
+    sacctmgr = os.path.join(os.path.dirname(slurm.scontrol), "sacctmgr")
+    when = ("start=now-10minutes", "end=now+10minutes")  # without an end, rows of this very second are left out
+    words = (f"nodes={','.join(map(_name, names))}", *when, f"format={records.EVENT}")
+    try:
+        return records.parse_events(_ask(slurm, sacctmgr, "-n", "-P", "show", "event", *words))
+    except SlurmError:
+        return []
+
+
+def up(slurm: settings.Slurm) -> float:
+    """Seconds since slurmctld started; infinite where it does not say."""
+    return records.parse_up(_ask(slurm, slurm.scontrol, "show", "config"))
 
 
 def gres_map(slurm: settings.Slurm, name: str) -> tuple[tuple[str, ...], ...]:
@@ -232,7 +260,7 @@ def _ask(slurm: settings.Slurm, *argv: str, streams: int = 1) -> str:
     """Run one of Slurm's programs; its standard output, with `streams=2` standard error after it."""
     # A hook's environment lacks PATH and may lack SLURM_CONF; a person's may hold SINFO_FORMAT: neither is handed on.
     done = child.run(
-        argv, timeout=slurm.timeout, grace=1.0, env={"SLURM_CONF": slurm.conf, "SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
+        argv, timeout=slurm.timeout, grace=GRACE, env={"SLURM_CONF": slurm.conf, "SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
     )
     what = " ".join(argv)
     out, err = (data.decode("utf-8", "backslashreplace") for data in (done.stdout, done.stderr))

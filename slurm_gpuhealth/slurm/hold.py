@@ -1,24 +1,28 @@
 """Taking a node out and giving it back: looked at just before the change, read back after it, an admin's left alone.
 
-    read ──▶ plan ──▶ note (caller's journal and budget) ──▶ read again ──▶ write ──▶ read back
+    read ──▶ plan ──▶ note (caller's journal and budget) ──▶ read again ──▶ write ──▶ read back ──▶ put back
 
-Between the last read and the write a few milliseconds remain in which an admin's change can be lost; the old text is
-in the caller's journal and in `sacctmgr show event`. Slurm has no compare-and-set.
+Slurm has no compare-and-set: between the last read and the write are some milliseconds. What somebody said in them is
+put back (`_order`), from slurmdbd's record of the node's states. Of a hold of ours only the text is written anew: Slurm
+drops it where somebody has just resumed the node, and that record keeps whose drain was the last.
 """
 
 from __future__ import annotations
 
+import time
+
 from slurm_gpuhealth.frozen import frozen, replace
+from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control, remark
 from slurm_gpuhealth.slurm import reason as reasons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Literal
 
     from slurm_gpuhealth import settings
-    from slurm_gpuhealth.slurm.node import NodeRecord
+    from slurm_gpuhealth.slurm.node import Event, NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
     Action = Literal["drain", "adopt", "ours", "leave"]
@@ -116,8 +120,7 @@ def seize(slurm: settings.Slurm, name: str, reason: Reason, before: NodeRecord, 
         if plan.action != "ours":
             plan = Plan("leave", f"it was changed while we looked: {latest.reason!r}")
         return Change(plan, before, latest, done=plan.action == "ours")
-    control.drain(slurm, name, reason)
-    after = control.show_node(slurm, name)
+    after = _order(slurm, latest, lambda: control.drain(slurm, name, reason), reasons.write(reason))
     return Change(plan, before, after, done=_says(after, reason))
 
 
@@ -127,8 +130,7 @@ def take_over(slurm: settings.Slurm, name: str, reason: Reason, text: str) -> Ch
     latest = _keep_text(slurm, before, text) if _is_anothers(before, text) else before
     if not _is_anothers(latest, text):
         return Change(Plan("leave", f"it was changed while we looked: {latest.reason!r}"), before, latest, done=False)
-    control.drain(slurm, name, reason)
-    after = control.show_node(slurm, name)
+    after = _order(slurm, latest, lambda: control.drain(slurm, name, reason), reasons.write(reason))
     return Change(Plan("adopt", f"{text!r} is put back afterwards"), before, after, done=_says(after, reason))
 
 
@@ -139,16 +141,80 @@ def reword(slurm: settings.Slurm, name: str, reason: Reason) -> Change:
         return Change(Plan("leave", f"the hold is no longer ours: {before.reason!r}"), before, before, done=False)
     if _says(before, reason):
         return Change(Plan("ours"), before, before, done=True)
-    put(slurm, before, reason)
-    after = control.show_node(slurm, name)
+    after = put(slurm, before, reason)
     return Change(Plan("ours"), before, after, done=_says(after, reason))
 
 
-def put(slurm: settings.Slurm, before: NodeRecord, reason: Reason) -> None:
-    """Our new reason on a node that we hold. A reboot leaves it DOWN without its drain, ours only by Slurm's
-    ` : reboot complete`: then the drain comes with it."""
-    write = control.drain if before.base == "DOWN" and "DRAIN" not in before.flags else control.set_reason
-    write(slurm, before.name, reason)
+def put(slurm: settings.Slurm, before: NodeRecord, reason: Reason) -> NodeRecord:
+    """Our new reason on a node that we hold; the record after it, which is not ours when somebody came first. A reboot
+    leaves the node DOWN without its drain, ours only by Slurm's ` : reboot complete`: then the drain comes with it."""
+    without = before.base == "DOWN" and "DRAIN" not in before.flags
+    write = control.drain if without else control.set_reason
+    after = _order(slurm, before, lambda: write(slurm, before.name, reason), reasons.write(reason))
+    if without and after.base != "DOWN" and _says(after, reason):
+        say(f"{before.name}: somebody resumed it just before our order: given back", error=True)
+        control.undrain(slurm, before.name)
+        return control.show_node(slurm, before.name)
+    return after
+
+
+def put_text(slurm: settings.Slurm, before: NodeRecord, text: str) -> NodeRecord:
+    """Somebody's own reason in place of ours; the record after it."""
+    return _order(slurm, before, lambda: control.set_text(slurm, before.name, text), text)
+
+
+def end(slurm: settings.Slurm, before: NodeRecord, down: bool) -> NodeRecord:
+    """End the drain of a node that was `before`; with `down` also its DOWN. The record after it."""
+    write = control.resume if down else control.undrain
+    return _order(slurm, before, lambda: write(slurm, before.name), "")
+
+
+def _order(slurm: settings.Slurm, before: NodeRecord, write: Callable[[], None], text: str) -> NodeRecord:
+    """Give the order, look again, and put back what somebody said in between. The record after it.
+
+    `text`: the reason that we write; "" ends the hold.
+    """
+    write()
+    after = control.show_node(slurm, before.name)
+    if after.reason == text and before.owner != "none":  # else a later word than ours stands there
+        after = put_back(slurm, [before], [after], text)[0]
+    return after
+
+
+def put_back(
+    slurm: settings.Slurm, before: Sequence[NodeRecord], after: Sequence[NodeRecord], text: str = ""
+) -> list[NodeRecord]:
+    """The records `after` our order, with what others said between it and `before` put back."""
+    names = [one.name for one in after]
+    for pause in (
+        0.2,
+        0.6,
+        1.2,
+        0.0,
+    ):  # slurmctld tells slurmdbd in its own time: an end that we made is seen there first
+        events = control.events(slurm, names) if names else []
+        last = {one.node: one for one in events}
+        if text or not any(one.end == 0.0 for one in last.values()):
+            break
+        time.sleep(pause)
+    now = []
+    for old, new in zip(before, after):
+        said = last.get(new.name)
+        if said and _came_between(old, said) and (said.end == 0.0) == bool(text):
+            say(f"{new.name}: somebody set it {said.state} {said.reason!r} just before our order: put back", error=True)
+            control.put_out(slurm, new.name, said.state, said.reason)
+            new = control.show_node(slurm, new.name)
+        now.append(new)
+    return now
+
+
+def _came_between(before: NodeRecord, said: Event) -> bool:
+    """Whether this is a word of another's since the record `before`, whose times are slurmctld's too."""
+    known = (before.reason, remark.read_said(before.comment).was)
+    ours_or_slurms = said.reason.startswith(reasons.PREFIX) or reasons.is_slurms(said.reason)
+    return (
+        said.start >= before.reason_time > 0 and bool(said.reason) and said.reason not in known and not ours_or_slurms
+    )
 
 
 def give_back(slurm: settings.Slurm, name: str) -> Change:
@@ -161,15 +227,15 @@ def give_back(slurm: settings.Slurm, name: str) -> Change:
         return Change(Plan("leave", f"the hold is not ours: {before.reason!r}"), before, before, done=False)
     was = remark.read_said(before.comment).was
     if was:
-        control.set_text(slurm, name, was)
-        after = _keep_text(slurm, before, "")
+        after = put_text(slurm, before, was)
+        if after.reason == was:
+            after = _keep_text(slurm, before, "")
         return Change(Plan("ours"), before, after, done=after.reason == was)
     # After a reboot the drain is gone, and Slurm's words behind ours are what makes the DOWN ours.
     ours = before.base == "DOWN" and (
         "DRAIN" not in before.flags or (before.ours.boots and before.ours.state != "claim")
     )
-    (control.resume if ours else control.undrain)(slurm, name)
-    after = control.show_node(slurm, name)
+    after = end(slurm, before, down=bool(ours))
     return Change(Plan("ours"), before, after, done="DRAIN" not in after.flags)
 
 

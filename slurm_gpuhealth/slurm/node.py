@@ -28,6 +28,8 @@ JOB_TASK = re.compile(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\d+) ")
 EXCLUDED = re.compile(r" ReqNodeList=(\S+) ExcNodeList=([\w.,\[\]()-]+) ")
 JOB_NODES = re.compile(r" NumNodes=(\d+)(?:-\d+)? NumCPUs=")
 JOB_START = re.compile(r" StartTime=(\S+) EndTime=\S+ Deadline=")
+EVENT = "NodeName,TimeStart,TimeEnd,State,Reason"
+OUT = ("DRAIN", "FAIL", "DOWN")
 DEVICES = re.compile(r"([^\[\],]+)(?:\[([\d,-]+)\])?")
 
 
@@ -75,6 +77,20 @@ class Hold:
     ours: Reason
     time: float
     """When slurmctld took the reason, in its own whole seconds: the order of claims."""
+
+
+@frozen
+class Event:
+    """A row of slurmdbd's record: a node was out of service."""
+
+    node: str
+    start: float
+    end: float
+    """0.0: it still is."""
+    state: str
+    """`DRAIN`, `DOWN` or `FAIL`."""
+    reason: str
+    """Its first 255 bytes."""
 
 
 @frozen
@@ -191,6 +207,24 @@ def parse_config(text: str) -> dict[str, tuple[str, ...]]:
         if equals and name and " " not in name:
             config[name] = config.get(name, ()) + ((value.strip(),) if value.strip() != "(null)" else ())
     return config
+
+
+def parse_events(text: str) -> list[Event]:
+    """`sacctmgr -n -P show event format=EVENT`; what is no row, as a reason's second line, is left out."""
+    rows = [line.split("|", 4) for line in text.splitlines()]
+    found = [
+        Event(node, _seconds(start), _seconds(end), next((one for one in OUT if one in state), ""), reason)
+        for node, start, end, state, reason in (row for row in rows if len(row) == 5)
+    ]
+    return sorted((one for one in found if one.start and one.state), key=lambda one: one.start)
+
+
+def parse_up(text: str) -> float:
+    """How long slurmctld was up when it wrote `scontrol show config`: both times are by its own clock."""
+    head, _, rest = text.partition("\n")
+    boot = _seconds(parse_config(rest).get("BOOT_TIME", ("",))[0])
+    said = _seconds(head.rpartition(" ")[2])
+    return max(0.0, said - boot) if boot and said else float("inf")
 
 
 def parse_gres(text: str) -> tuple[tuple[str, ...], ...]:

@@ -8,6 +8,7 @@ from hypothesis import settings as trials
 
 from slurm_gpuhealth.journal import open_journal
 from slurm_gpuhealth.settings import Paths, Row, Settings
+from slurm_gpuhealth.slurm import control
 from tests.fakes import node
 
 # The same examples each time: what decides about a change says the same of it twice. New ones: `make soak`.
@@ -36,3 +37,9 @@ def folder(tmp_path):
     """The folder of a stand-in node with 8 healthy GPUs."""
     node.make_node(str(tmp_path), "n1", seed=7)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def no_slurmdbd(monkeypatch):
+    """This machine's own is never asked."""
+    monkeypatch.setattr(control, "events", lambda *_: [])

@@ -28,7 +28,8 @@ class Slurm:
         self.flags, self.reason, self.time, self.drains, self.meanwhile = frozenset(), "", 0.0, 0, lambda: None
         self.comment, self.extra, self.age = "", "", 0.01
         self.others, self.orders = [], []
-        for name in ("show_node", "drain", "set_reason", "set_text", "undrain", "holds", "set_remarks"):
+        self.upsince = 0.0
+        for name in ("show_node", "drain", "set_reason", "set_text", "undrain", "holds", "set_remarks", "up"):
             monkeypatch.setattr(control, name, getattr(self, name))
         monkeypatch.setattr(budget, "SETTLE", 0.01)
         monkeypatch.setattr(budget, "SPLAY", 0.01)
@@ -73,6 +74,9 @@ class Slurm:
 
     def resume(self):
         self.flags, self.reason, self.time = frozenset(), "", 0.0
+
+    def up(self, slurm):
+        return time.time() - self.upsince
 
     def hold_others(self, count, state="queued", when=1.0):
         self.others = [Hold(f"m{i}", Reason("row-remap", 0, "L3", state), when) for i in range(count)]
@@ -126,7 +130,7 @@ def test_a_program_that_is_killed_over_its_bookkeeping_leaves_all_of_it_undone(s
     assert act.act(settings, journal, "check", "n1", NOW) == "drained"
 
 
-def test_an_admin_who_resumes_the_node_at_once_is_not_overruled_and_the_prolog_makes_slurm_drain_nothing(
+def test_an_admin_who_resumes_the_node_before_anyone_saw_it_drained_says_so_twice_and_slurm_drains_nothing(
     settings, journal, slurm, monkeypatch
 ):
     settings = replace(settings, prolog=replace(settings.prolog, move_job="exit"))
@@ -136,13 +140,14 @@ def test_an_admin_who_resumes_the_node_at_once_is_not_overruled_and_the_prolog_m
     monkeypatch.setattr(fitness, "_read_nvml", lambda *_: None)
     monkeypatch.setattr(fitness.diagnostic, "run_level", lambda *_, **__: "pass")
     job = Job(7, "n1")
-    assert fitness.before_job(settings, journal, job, time.monotonic() + 5) == 0
-    act.look_at_hold(settings, journal, "n1", NOW)
-    assert (modes(journal), slurm.drains) == (["acked"], 1)
+    for drains, mode in ((1, "enforce"), (2, "acked")):  # the first might have been an order without effect
+        assert fitness.before_job(settings, journal, job, time.monotonic() + 5) == 0
+        act.look_at_hold(settings, journal, "n1", NOW)
+        assert (modes(journal), slurm.drains) == ([mode], drains)
     slurm.meanwhile = lambda: None
     fault(journal, settings, 79)
     assert fitness.before_job(settings, journal, job, time.monotonic() + 5) == 1
-    assert (slurm.flags, slurm.drains) == ({"DRAIN"}, 2)
+    assert (slurm.flags, slurm.drains) == ({"DRAIN"}, 3)
 
 
 def test_who_finds_another_program_waiting_for_a_silent_controller_does_not_queue_behind_it_for_ever(
@@ -195,3 +200,61 @@ def test_a_fault_is_not_done_with_while_slurm_is_starting_or_takes_the_node_out_
     assert act.act(settings, journal, "check", "n1", NOW) == "undecided"
     monkeypatch.setattr(control, "holds", slurm.holds)
     assert act.act(settings, journal, "check", "n1", NOW) == "drained"
+
+
+def test_a_hold_that_slurmctld_lost_in_a_restart_is_drained_again_once_and_it_is_said_why(
+    settings, journal, slurm, capsys
+):
+    fault(journal, settings)
+    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
+    for outcome, word, drains in (("drained", "started anew", 2), ("nothing", "a second time", 2)):
+        slurm.resume()
+        slurm.upsince = time.time()
+        act.look_at_hold(settings, journal, "n1", time.time())
+        assert word in capsys.readouterr().err
+        assert act.act(settings, journal, "check", "n1", time.time()) == outcome
+        assert slurm.drains == drains
+    assert modes(journal) == ["acked"]
+
+
+def test_a_restart_before_the_hold_was_last_seen_to_stand_loses_nothing(settings, journal, slurm, monkeypatch):
+    fault(journal, settings)
+    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
+    act.look_at_hold(settings, journal, "n1", time.time() + 20)
+    slurm.resume()
+    monkeypatch.setattr(control, "up", lambda _: 300 - 10)
+    act.look_at_hold(settings, journal, "n1", time.time() + 300)
+    assert (modes(journal), slurm.drains) == (["acked"], 1)
+
+
+def test_a_drain_that_slurm_said_yes_to_and_did_not_make_is_made_again(settings, journal, slurm, monkeypatch, capsys):
+    fault(journal, settings)
+    monkeypatch.setattr(control, "drain", lambda *_: None)
+    assert act.act(settings, journal, "check", "n1", NOW) == "drained"  # as far as Slurm says
+    monkeypatch.setattr(control, "drain", slurm.drain)
+    act.look_at_hold(settings, journal, "n1", time.time())
+    assert "nobody saw it stand" in capsys.readouterr().err
+    assert act.act(settings, journal, "check", "n1", time.time()) == "drained"
+    assert slurm.drains == 1
+
+
+def test_a_prolog_that_finds_the_hold_lost_keeps_the_job_off_the_bad_gpu(settings, journal, slurm, monkeypatch):
+    fault(journal, settings)
+    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
+    slurm.resume()
+    slurm.upsince = time.time()
+    monkeypatch.setattr(fitness, "_gpus", lambda *_: ["GPU-3"])
+    monkeypatch.setattr(fitness, "_read_nvml", lambda *_: None)
+    monkeypatch.setattr(fitness.diagnostic, "run_level", lambda *_, **__: "pass")
+    monkeypatch.setattr(fitness, "move_on", lambda *_: 1)
+    assert fitness.before_job(settings, journal, Job(8, "n1"), time.monotonic() + 30) == 1
+    assert slurm.drains == 2
+
+
+def test_what_an_admin_holds_now_was_never_lost(settings, journal, slurm):
+    fault(journal, settings)
+    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
+    slurm.say("RMA ticket 4711")
+    slurm.upsince = time.time()
+    act.look_at_hold(settings, journal, "n1", time.time())
+    assert (modes(journal), slurm.drains, slurm.reason) == (["acked"], 1, "RMA ticket 4711")

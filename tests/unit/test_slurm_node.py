@@ -251,3 +251,11 @@ def test_the_last_task_of_an_array_is_not_taken_for_the_whole():
 def test_a_component_of_a_heterogeneous_job_is_told():
     assert node.parse_job(RECORD.format(id=12, kind=" HetJobId=12 HetJobOffset=0"), 12).het
     assert not node.parse_job(RECORD.format(id=12, kind=""), 12).het
+
+
+@pytest.mark.parametrize(("version", "up"), [("22.05", 340), ("24.11", 71), ("25.11", 1997), ("26.05", 87)])
+def test_how_long_slurmctld_is_up(version, up):
+    text = (CORPUS / version / "scontrol_show_config.txt").read_text()
+    assert node.parse_up(text) == up
+    assert node.parse_up("Configuration data as of 1795307891\nBOOT_TIME               = 1795307890\n") == 1
+    assert node.parse_up("") == float("inf")

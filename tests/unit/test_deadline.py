@@ -1,0 +1,151 @@
+"""A hook ends in its time, whatever is slow or deaf: slurmd would end it, and drain a good node."""
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from slurm_gpuhealth import child, deadline, lock, record
+from slurm_gpuhealth.findings import Finding, Gpu
+from slurm_gpuhealth.journal import open_journal
+from slurm_gpuhealth.settings import Paths, Row, Settings
+from tests.fakes import node
+from tests.lab import ROOT
+
+SECONDS = 4.0
+GRACE = 1.5
+"""For a machine that is busy."""
+HOOK = """\
+from slurm_gpuhealth import child, config
+from slurm_gpuhealth.diagnose import engine
+config.refuse_if_writable_by_others = lambda path: None
+from slurm_gpuhealth.ladder import budget, claim
+from slurm_gpuhealth.slurm import control
+child.KILL_WAIT, engine.STOP, control.GRACE, budget.SETTLE, claim.ROOM = 0.1, 0.3, 0.1, 0.2, 0.3
+import atexit, time
+began = time.monotonic()
+atexit.register(lambda: print(time.monotonic() - began))
+from slurm_gpuhealth.commands.{hook} import main
+main()
+"""
+CONFIG = """\
+mode = "enforce"
+[paths]
+state = "{folder}/state"
+run = "{folder}/run"
+kernel_log = "{folder}/kmsg"
+proc = "{folder}/proc"
+sys = "{folder}/sys"
+dev = "{folder}/dev"
+[slurm]
+scontrol = "{folder}/scontrol"
+sinfo = "{folder}/sinfo"
+slurmd = "/bin/false"
+[nvml]
+library = "{folder}/libnvidia-ml.so.1"
+[dcgm]
+dcgmi = "{folder}/dcgmi"
+host = "unix://{folder}/hostengine.sock"
+[prolog]
+timeout = "{seconds}s"
+[epilog]
+timeout = "{seconds}s"
+ask_slurm = true
+"""
+SCONTROL = """\
+#!/bin/sh
+sleep {slow}
+cd {folder} || exit 1
+case "$*" in
+*"show node"*) echo "NodeName=n1 State=$(cat node) BootTime=1 AllocTRES= $(cat reason)" ;;
+*show*) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1 ;;
+*UNDRAIN*) echo IDLE > node; : > reason ;;
+*DRAIN*) echo IDLE+DRAIN > node; echo "$4 [root@$(date +%s)]" > reason ;;
+*update*) echo "$3 [root@$(date +%s)]" > reason ;;
+esac
+"""
+SINFO = """\
+#!/bin/sh
+sleep {slow}
+sed 's/^Reason=//; s/\\(.*\\) .root@\\([0-9]*\\).$/n1|gpu:8|\\2|\\1/' {folder}/reason | grep . || echo 'n1|gpu:8|0|none'
+for i in 2 3 4 5 6 7 8 9; do echo "n$i|gpu:8|0|none"; done
+"""
+
+
+def environment(folder, hook):
+    job = {"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "5", "SLURM_JOB_USER": "games"}
+    job |= {"SLURM_NODELIST": "n1", "SLURM_JOB_GPUS": "0,1,2,3,4,5,6,7", "SLURM_JOB_NUM_NODES": "1"}
+    if hook == "epilog":
+        job |= {"SLURM_JOB_EXIT_CODE": "256", "SLURM_JOB_EXIT_CODE2": "1:0", "SLURM_JOB_DERIVED_EC": "0"}
+    return {**job, "SLURM_SCRIPT_CONTEXT": f"{hook}_slurmd", "GPUHEALTH_CONFIG": str(folder / "gpuhealth.toml")}
+
+
+def run(folder, hook, slow, deaf):
+    """The hook of a failed job on a node with a fault that waits."""
+    scenario = node.make_node(str(folder), "n1", seed=7)
+    programs = {"scontrol": SCONTROL, "sinfo": SINFO, "dcgmi": "#!/bin/sh\ntrap '' TERM\nsleep {deaf}\nexit 1\n"}
+    for name, text in programs.items():
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).write_text(text.format(folder=folder, slow=slow, deaf=60 if "dcgmi" in deaf else 0))
+        (folder / name).chmod(0o755)
+    (folder / "node").write_text("IDLE\n")
+    (folder / "reason").write_text("")
+    (folder / "gpuhealth.toml").write_text(CONFIG.format(folder=folder, seconds=SECONDS))
+    if "nvml" in deaf:
+        node.inject(folder, "hang")
+    paths = Paths(state=f"{folder}/state", run=f"{folder}/run")
+    found = Settings(mode="enforce", paths=paths, policy=(Row("*", "fault", rung="L3"),))
+    fault = Finding(time.time(), "xid", "79", "fallen off the bus", Gpu(uuid=scenario["gpus"][3]["uuid"]))
+    record.keep(open_journal(found.paths), found, [fault], time.time())
+    return subprocess.run(
+        [sys.executable, "-c", HOOK.format(hook=hook)],
+        cwd=ROOT,
+        env=environment(folder, hook),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("hook", ["prolog", "epilog"])
+def test_whatever_is_slow_or_deaf_a_hook_ends_in_its_time(hook, tmp_path):
+    slows = (0.02, 0.3, 60)  # the longest is a controller that is away
+    cases = [(slow, deaf) for slow in slows for deaf in ((), ("nvml",), ("dcgmi",), ("nvml", "dcgmi"))]
+    ends = {}
+
+    def play(number):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        done = run(folder, hook, *cases[number])
+        ends[cases[number]] = (done, "DRAIN" in (folder / "node").read_text())
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(play, range(len(cases))))
+    for (slow, deaf), (done, drained) in ends.items():
+        told = f"{slow} {deaf}: {done.stdout} {done.stderr}"
+        assert float(done.stdout) < SECONDS + GRACE, told
+        assert "a fault of this program" not in told
+        assert done.returncode == 0 or (hook == "prolog" and drained), told
+        assert drained or "undecided" in told, told
+        assert not (drained and slow == 60), told
+    assert any(drained for _, drained in ends.values())
+
+
+def test_a_child_for_which_there_is_no_time_is_not_started(monkeypatch, tmp_path):
+    monkeypatch.setattr(deadline, "ends", time.monotonic() + 1)
+    done = child.run(["/bin/touch", str(tmp_path / "there")], timeout=60, grace=0.5)
+    assert (done.rc, done.timed_out, done.stuck) == (None, True, None)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_child_and_a_lock_are_waited_for_no_longer_than_there_is_time(settings, monkeypatch):
+    monkeypatch.setattr(child, "KILL_WAIT", 0.1)
+    monkeypatch.setattr(deadline, "ends", time.monotonic() + 0.5)
+    held = lock.take(settings, "diagnostic")
+    assert child.run(["/bin/sleep", "60"], timeout=60, grace=0.1).timed_out
+    assert lock.take(settings, "diagnostic", time.monotonic() + 60) is None
+    assert deadline.left() < 0.5
+    os.close(held)
