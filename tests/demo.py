@@ -1,6 +1,6 @@
 """`make demo`: real Slurm, four stand-in GPU nodes; jobs good and bad, a GPU that dies, one to be reset, one to prove.
 
-KEEP=1 leaves the cluster up; `python -m tests.demo stop FOLDER` stops it.
+KEEP=1 leaves the cluster up, also after a failure; `python -m tests.demo stop FOLDER` stops it.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def main() -> int:
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         if lab:
-            print(f"Logs: {lab.lab}/log, {lab.lab}/nodes/*/state", file=sys.stderr)
+            print(f"What it left: {' '.join(map(str, left(lab)))}", file=sys.stderr)
     finally:
         for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(sign, signal.SIG_IGN)  # what was started is stopped, however often one asks
-        if lab and code == 0 and keep:
+        if lab and code != 130 and keep and lab.daemons.names():
             print(KEPT.format(bin=BIN, lab=lab.lab, conf=lab.conf, config=lab.config))
         elif lab:
             lab.stop()
@@ -79,6 +79,12 @@ Run a job:            sbatch --uid games --chdir /tmp --gres gpu:2 --wrap hostna
 Break something:      tests/fakes/inject {lab}/nodes/n1 xid 48 --gpu 1
 Mend it, give back:   tests/fakes/inject {lab}/nodes/n2 reboot; {bin}/gpuhealth --node n2 resume n2
 Stop it:              {bin}/python -m tests.demo stop {lab}"""
+
+
+def left(lab: Lab) -> list[Path]:
+    """Where to look after a failure: what is there of it."""
+    there = [lab.lab / "log", *sorted(lab.lab.glob("nodes/*/state"))]
+    return [one for one in there if one.exists()] or [lab.lab]
 
 
 def story(lab: Lab) -> None:

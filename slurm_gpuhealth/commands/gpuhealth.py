@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import keyword
 import os
+import sys
 
 import click
 
@@ -52,7 +53,9 @@ class Lazy(click.Group):
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in CONTROLLER:
                 raise
-            raise click.ClickException(f"it needs {error.name}: pip install 'slurm-gpuhealth[controller]'") from None
+            pip = os.path.join(os.path.dirname(sys.executable), "pip")  # that of the system refuses (PEP 668)
+            what = f"it needs {error.name}: {pip} install 'slurm-gpuhealth[controller]'"
+            raise click.ClickException(what) from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
