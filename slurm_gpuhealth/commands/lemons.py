@@ -31,6 +31,7 @@ def lemons(node: str, above: float, as_json: bool) -> None:
         for one in found:
             click.echo(json.dumps(one._asdict()))
         return
+    _show_waiting(node)
     if not found:
         told = (
             f"as of {common.utc(looked)} UTC, {common.ago(time.time(), looked)}" if looked else "nor was one looked at"
@@ -49,6 +50,18 @@ def lemons(node: str, above: float, as_json: bool) -> None:
         ],
     )
     click.echo(f"as of {common.utc(found[0].time)} UTC, {common.ago(time.time(), found[0].time)}")
+
+
+def _show_waiting(node: str) -> None:
+    """Worse than any lemon: nodes with a known fault that take jobs. Where Slurm does not answer, nothing is said."""
+    from slurm_gpuhealth.ladder import waits
+    from slurm_gpuhealth.slurm import control
+
+    try:
+        for name, fault in waits.seen(common.settings_of(node)).items():
+            click.echo(common.safe(f"{name}: in service with a fault, for the budget has no room: {fault}"))
+    except control.SlurmError:
+        pass
 
 
 def _gpu(shares: Mapping[str, float]) -> str:

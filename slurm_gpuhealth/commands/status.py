@@ -9,6 +9,7 @@ import click
 
 from slurm_gpuhealth import jobs
 from slurm_gpuhealth.commands import common
+from slurm_gpuhealth.ladder import waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def gather(node: str, settings: Settings, journal: Journal) -> dict[str, Any]:
         "sources": journal.get("sources", {}),
         "last_check": journal.get("checked"),
         "failure": journal.get("failure"),
+        "over_budget": waits.over_budget(journal),
         "decision": dict(zip(("time", "action", "about", "result"), last)) if last else None,
     }
 
@@ -68,6 +70,10 @@ def show(facts: dict[str, Any]) -> None:
     click.echo(f"{facts['node']}: {facts['mode']} mode, {checked}, journal {facts['journal']}")
     hold = facts["hold"]
     click.echo(f"hold: {hold['reason']} ({common.ago(now, hold['since'])})" if hold else "hold: none")
+    if over := facts["over_budget"]:
+        click.echo(
+            f"in service with a fault, jobs start here, for the budget has no room: {over['fault']} ({over['why']})"
+        )
     if last := facts["decision"]:
         result = f": {last['result']}" if last["result"] else ""
         done = "held already, found too:" if last["action"] == "held" else last["action"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from slurm_gpuhealth import act, child, watch
+from slurm_gpuhealth import act, child, decisions, watch
 from slurm_gpuhealth.findings import Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import climb as core
@@ -107,6 +107,7 @@ def give_back(
             control.resume(settings.slurm, node)
         else:
             hold.give_back(settings.slurm, node)
+        decisions.note(journal, time.time(), "ladder", "given back", decisions.of_reason(ours), "", record.reason, None)
         return "back"
     finally:
         if turn is not None:

@@ -97,6 +97,13 @@ def test_what_a_reset_mends_is_reset_and_comes_back(world, node):
     )
 
 
+def test_the_last_decision_on_a_node_that_came_back_is_that_it_did(world, node):
+    node.standing["remap"] = "reset"
+    checks(world, node)
+    last = node.journal.one("SELECT action, reason, was FROM decision ORDER BY id DESC LIMIT 1")
+    assert (last[:2], "reset" in last[2]) == (("given back", "remap GPU3 reset"), True)
+
+
 def test_a_lost_gpu_that_a_reboot_brings_back_is_rebooted_once_and_resumed(world, node):
     node.standing["lost"] = "reboot"
     checks(world, node, 6)
