@@ -15,6 +15,7 @@ from slurm_gpuhealth import doctor as rules
 from slurm_gpuhealth import doctor_ladder as ladder_rules
 from slurm_gpuhealth import doctor_node as node_rules
 from slurm_gpuhealth import doctor_store
+from slurm_gpuhealth.commands.config import unmatched_rows
 from slurm_gpuhealth.commands.resume import settings_or_defaults
 from slurm_gpuhealth.doctor import Entry, Line
 from slurm_gpuhealth.frozen import asdict
@@ -92,6 +93,8 @@ def examine(node: str) -> Iterator[Line]:
 
 def _configuration(path: str, problems: list[str], settings: Settings) -> Iterator[Line]:
     yield from node_rules.judge_configuration(path, problems, settings, os.geteuid() == 0)
+    for problem in [] if problems else unmatched_rows(path, settings):
+        yield Line("policy-row", "warn", str(problem), "gpuhealth config check")
     for command in settings.check.command:
         for one in configuration.unsafe(command.argv[0])[:1]:
             what, _, remedy = one.rpartition(": ")

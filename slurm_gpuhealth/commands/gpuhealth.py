@@ -50,6 +50,14 @@ class Lazy(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            if error.option_name != "--node" or error.ctx is None:
+                raise
+            name = error.ctx.info_name
+            what = f"gpuhealth {name} is about the host that it runs on: run it on that node, as root"
+            raise click.UsageError(
+                f"{what} (where Slurm has another name for it: gpuhealth --node NAME {name})"
+            ) from None
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in CONTROLLER:
                 raise

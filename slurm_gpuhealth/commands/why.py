@@ -147,6 +147,8 @@ def _says(ours: dict[str, Any]) -> str:
     """A reason of ours as sentences."""
     gpu = "the node as a whole" if ours["gpu"] is None else f"GPU {ours['gpu']} (its index in nvidia-smi)"
     text = f"gpuhealth drained the node: {ours['fact']}, {gpu}."
+    if ours.get("node"):
+        text = f"gpuhealth drained the node: {ours['fact']}, which concerns no GPU."
     if ours["gpu"] is None and ours["cut"]:
         text = f"gpuhealth drained the node: {ours['fact']}."
     if ours["cut"]:

@@ -229,7 +229,7 @@ def _named(ours: Reason, result: Result) -> Reason:
         source, _, code = result.test.rpartition(":")
         fact = reasons.fact(source, code)
     gpu = ours.gpu if ours.gpu is not None or result.gpu is None else result.gpu.index
-    return replace(ours, fact=fact, gpu=gpu)
+    return replace(ours, fact=fact, gpu=gpu, node=ours.node and gpu is None)
 
 
 def _write_result(given: Climb, record: NodeRecord, ours: Reason, result: Result, follows: str) -> None:
