@@ -38,7 +38,7 @@ def status(node: str, as_json: bool) -> None:
 def gather(node: str, settings: Settings, journal: Journal) -> dict[str, Any]:
     """Everything that `status` shows, as JSON has it."""
     gpus = []
-    for gpu in journal.get("gpus", []):
+    for gpu in _numbered(journal):
         row = journal.one(
             "SELECT level, outcome, time FROM diagnostic WHERE uuid = ? ORDER BY time DESC LIMIT 1", gpu["uuid"]
         )
@@ -64,6 +64,18 @@ def gather(node: str, settings: Settings, journal: Journal) -> dict[str, Any]:
     }
 
 
+def _numbered(journal: Journal) -> list[dict[str, Any]]:
+    """The GPUs of the node. After a boot the driver counts anew those that are left: one that is gone keeps no number
+    that another has now, but `was`, the one that it had."""
+    gpus = journal.get("gpus", [])
+    here = {gpu.get("uuid") for gpu in (journal.get("nvml") or {}).get("gpus", ())}
+    taken = {gpu["index"] for gpu in gpus if gpu["uuid"] in here}
+    return [
+        {**gpu, "index": None, "was": gpu["index"]} if gpu["uuid"] not in here and gpu["index"] in taken else gpu
+        for gpu in gpus
+    ]
+
+
 def show(facts: dict[str, Any]) -> None:
     now = time.time()
     checked = f"last check {common.ago(now, facts['last_check'])}" if facts["last_check"] else "never checked"
@@ -83,7 +95,7 @@ def show(facts: dict[str, Any]) -> None:
         ("GPU", "PCI", "UUID", "SERIAL", "STATE", "LAST DIAGNOSTIC"),
         [
             (
-                *(gpu["index"], gpu["pci"], gpu["uuid"], gpu["serial"] or "-", gpu["state"]),
+                *(f"was {gpu['was']}" if gpu["index"] is None else gpu["index"], gpu["pci"], gpu["uuid"], gpu["serial"] or "-", gpu["state"]),
                 f"level {last['level']} {last['outcome']}, {common.ago(now, last['time'])}"
                 if (last := gpu["last_diagnostic"])
                 else "none",
