@@ -95,7 +95,13 @@ def show(facts: dict[str, Any]) -> None:
         ("GPU", "PCI", "UUID", "SERIAL", "STATE", "LAST DIAGNOSTIC"),
         [
             (
-                *(f"was {gpu['was']}" if gpu["index"] is None else gpu["index"], gpu["pci"], gpu["uuid"], gpu["serial"] or "-", gpu["state"]),
+                *(
+                    f"was {gpu['was']}" if gpu["index"] is None else gpu["index"],
+                    gpu["pci"],
+                    gpu["uuid"],
+                    gpu["serial"] or "-",
+                    gpu["state"],
+                ),
                 f"level {last['level']} {last['outcome']}, {common.ago(now, last['time'])}"
                 if (last := gpu["last_diagnostic"])
                 else "none",

@@ -8,7 +8,6 @@ from slurm_gpuhealth.slurm import control, remark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
     from slurm_gpuhealth.journal import Journal
@@ -44,8 +43,3 @@ def over_budget(journal: Journal) -> dict[str, Any] | None:
 def of(record: NodeRecord) -> str:
     """What waits there, `Xid79 GPU3 L3`, of a node that takes jobs all the same; "" where nothing does."""
     return "" if record.ours else remark.read_waits(record.extra)
-
-
-def seen(settings: Settings) -> Mapping[str, str]:
-    """Node → what waits there. One call. Raises control.SlurmError."""
-    return {one.name: of(one) for one in control.show_nodes(settings.slurm, settings.drain.nodes) if of(one)}

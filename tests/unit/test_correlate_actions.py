@@ -246,6 +246,30 @@ def test_the_verdict_is_written_where_the_user_looks_and_again_only_when_it_chan
     assert accounting["7_1"].startswith("gpuhealth: application (0.95)")
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        DIED._replace(confidence=0.8),
+        DIED._replace(cause="application", node=None, gpu=None, confidence=0.6),
+        DIED._replace(cause="unknown", node=None, gpu=None, confidence=0.49),
+    ],
+    ids=["less sure", "another, and not sure", "nothing"],
+)
+def test_what_a_user_was_told_stands_until_something_else_is_sure(act, accounting, other):
+    one = act(comment=True)
+    actions.after(one, [DIED], [])
+    actions.after(one, [other], [])
+    assert accounting["7_1"].startswith("gpuhealth: node n1 GPU GPU-3 (0.95)")
+    assert len(done(one, "comment")) == 1
+
+
+def test_a_user_is_not_told_now_the_one_and_now_the_other(act, accounting):
+    one, bug = act(comment=True), DIED._replace(cause="application", node=None, gpu=None)
+    for verdict in (bug, DIED, bug, DIED):
+        actions.after(one, [verdict], [])
+    assert (accounting["7_1"][:19], len(done(one, "comment"))) == ("gpuhealth: node n1 ", 2)
+
+
 @pytest.mark.parametrize(("age", "comments"), [(3600, 1), (3 * 86400, 0)])
 def test_the_jobs_of_long_ago_get_no_comment_but_one_that_has_one_keeps_it_true(act, accounting, age, comments):
     one = act(comment=True)

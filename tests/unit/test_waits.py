@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_gpuhealth import act, record
-from slurm_gpuhealth.commands import common, ladder, lemons, status
+from slurm_gpuhealth.commands import common, ladder, status
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import ask, waits
@@ -72,10 +72,9 @@ def test_a_silent_controller_is_asked_again(settings, journal, slurm, over, monk
     assert slurm.nodes["n3"].extra == LAST
 
 
-def test_ladder_status_lemons_and_escalate_tell_it(settings, journal, slurm, over, monkeypatch, capsys):
+def test_ladder_status_and_escalate_tell_it(settings, journal, slurm, over, monkeypatch, capsys):
     monkeypatch.setattr(ladder, "settings_or_defaults", lambda node: (settings, []))
     monkeypatch.setattr(common, "own_journal", lambda settings: None)
-    monkeypatch.setattr(common, "settings_of", lambda node: settings)
     every = CliRunner().invoke(ladder.ladder, [], obj="n1").output
     assert every.endswith(f"{ladder.OVER}\n  n3: Xid79 GPU3 L3\n")
     one = CliRunner().invoke(ladder.ladder, ["n3"], obj="n1").output
@@ -85,10 +84,8 @@ def test_ladder_status_lemons_and_escalate_tell_it(settings, journal, slurm, ove
     facts = status.gather("n3", settings, journal)
     assert facts["over_budget"]["fault"] == "Xid79 GPU3 L3"
     status.show(facts)
-    lemons._show_waiting("n1")
     told = capsys.readouterr().out
     assert "jobs start here, for the budget has no room: Xid79 GPU3 L3 (2 of 3 nodes are held already" in told
-    assert "n3: in service with a fault, for the budget has no room: Xid79 GPU3 L3" in told
     for name in ("n1", "n2"):
         slurm.add(name, flags="DRAIN", reason=replace(FAULT, fact="row-remap"))
     with pytest.raises(ask.Unchanged, match=r"over budget: .*; so does a fault of its own wait, Xid79 GPU3 L3"):
