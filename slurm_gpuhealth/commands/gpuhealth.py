@@ -61,7 +61,7 @@ class Lazy(click.Group):
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in CONTROLLER:
                 raise
-            pip = os.path.join(os.path.dirname(sys.executable), "pip")  # that of the system refuses (PEP 668)
+            pip = os.path.join(os.path.dirname(sys.executable), "pip")  # the system's refuses (PEP 668)
             what = f"it needs {error.name}: {pip} install 'slurm-gpuhealth[controller]'"
             raise click.ClickException(what) from None
 

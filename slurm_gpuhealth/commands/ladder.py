@@ -8,7 +8,7 @@ import time
 import click
 
 from slurm_gpuhealth.commands import common
-from slurm_gpuhealth.commands.resume import not_ours, settings_or_defaults, why_not
+from slurm_gpuhealth.commands.resume import not_ours, settings_or_defaults, tell, why_not
 from slurm_gpuhealth.ladder import ask, follow, waits
 from slurm_gpuhealth.slurm import control, remark
 
@@ -43,8 +43,7 @@ def ladder(here: str, words: tuple[str, ...], as_json: bool) -> None:
     if len(names) > 1 or (cancelling and not names):
         raise click.UsageError("one node: gpuhealth ladder [cancel] NODE")
     settings, problems = settings_or_defaults(here)
-    for problem in problems:
-        click.echo(f"{problem}; going on with defaults", err=True)
+    tell(problems)
     try:
         if cancelling:
             _cancel(settings, names[0])

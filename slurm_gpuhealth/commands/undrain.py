@@ -12,7 +12,7 @@ import click
 
 from slurm_gpuhealth import runbook
 from slurm_gpuhealth.commands import common
-from slurm_gpuhealth.commands.resume import SERVING, settings_or_defaults, why_not
+from slurm_gpuhealth.commands.resume import SERVING, settings_or_defaults, tell, why_not
 from slurm_gpuhealth.findings import RUNGS
 from slurm_gpuhealth.frozen import frozen, replace
 from slurm_gpuhealth.ladder import ask as asking
@@ -88,8 +88,7 @@ def undrain(
     if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
         raise click.UsageError("nobody to ask: --yes gives them back, --dry-run only shows them")
     settings, problems = settings_or_defaults(here)
-    for problem in problems:
-        click.echo(f"{problem}; going on with defaults", err=True)
+    tell(problems)
     which = Which(
         *(_seconds(since, "--since"), facts, check, rung, confirmed or (rung or "").upper() == "RMA"),
     )

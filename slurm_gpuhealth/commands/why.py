@@ -94,7 +94,7 @@ def _settings(node: str) -> tuple[Settings, str]:
         return config.load(path, node or None), path
     except config.ConfigError as error:
         rows = tuple(Row(**row) for row in parse_with_lines(config.POLICY_PATH)[0]["policy"])
-        why_not = str(error).splitlines()[0] if os.path.exists(path) else f"no {path} to be read here"
+        why_not = str(error).splitlines()[0] if os.access(path, os.R_OK) else f"no {path} that you may read here"
         return Settings(policy=rows), f"the built-in policy ({why_not})"
 
 
