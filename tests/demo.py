@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.daemons import until
 from tests.fakes import node as fakes
-from tests.lab import BIN, LABS, Lab, fresh
+from tests.lab import BIN, Lab, fresh
 
 GOOD = "echo training on GPUs $SLURM_JOB_GPUS of $SLURMD_NODENAME; sleep 1; echo loss 0.42"
 BUG = """
@@ -79,6 +79,16 @@ Run a job:            sbatch --uid games --chdir /tmp --gres gpu:2 --wrap hostna
 Break something:      tests/fakes/inject {lab}/nodes/n1 xid 48 --gpu 1
 Mend it, give back:   tests/fakes/inject {lab}/nodes/n2 reboot; {bin}/gpuhealth --node n2 resume n2
 Stop it:              {bin}/python -m tests.demo stop {lab}"""
+
+
+def stop(folder: Path) -> int:
+    """Stop the cluster of that folder, wherever it is, and remove it; 1 where there is none."""
+    if not (folder / "etc/slurm.conf").exists():
+        print(f"{folder}: no cluster of the demo is there", file=sys.stderr)
+        return 1
+    Lab(folder).stop()
+    shutil.rmtree(folder)
+    return 0
 
 
 def left(lab: Lab) -> list[Path]:
@@ -181,8 +191,6 @@ def show(lab: Lab, *argv: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["stop"]:
-        folder = LABS / Path(sys.argv[2]).name
-        Lab(folder).stop()
-        shutil.rmtree(folder)
+        sys.exit(stop(Path(sys.argv[2]).absolute()))
     else:
         sys.exit(main())

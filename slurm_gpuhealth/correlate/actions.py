@@ -127,9 +127,13 @@ def _requeue(act: Act, verdict: Verdict) -> None:
             return  # another job, which was given its number
         if not (job.requeue and job.batch) or job.het:
             return  # its user said no; or nobody could start it again
+        named = verdict.node and control.asks_by_name(slurm, job)
     except control.SlurmError:
         return  # slurmctld forgets a job after MinJobAge
     number = acted.begin(act, "requeue", {}, verdict.job, verdict.attempt, verdict.node)
+    if named:
+        acted.end(act, number, f"not requeued: it asks for nodes by name, and might die of {verdict.node} again")
+        return
     try:
         control.requeue(slurm, job)
         if verdict.node:

@@ -56,6 +56,7 @@ def jobs(act, monkeypatch):
             db.execute(sql.insert(schema.attempt).values(**key, start=NOW - 7200.4, end=NOW))
     monkeypatch.setattr(control, "show_job", lambda _, job: known[job])
     monkeypatch.setattr(control, "requeue", lambda _, job: orders.append(f"requeue {job.name}"))
+    monkeypatch.setattr(control, "asks_by_name", lambda *_: False)
     monkeypatch.setattr(control, "keep_off", lambda _, job, node: orders.append(f"off {node}"))
     known["orders"] = orders
     return known
@@ -224,6 +225,17 @@ def test_hundreds_of_jobs_are_not_requeued_at_once(act, jobs, monkeypatch):
     jobs[7] = replace(FAILED, restarts=3)
     actions.after(act(NOW + 3600, requeue=True, requeue_most=9), [DIED._replace(attempt=3)], [])
     assert jobs["orders"].count("requeue 7") == 3
+
+
+def test_a_job_that_asks_for_nodes_by_name_is_not_sent_back_to_the_node_that_it_died_of(act, jobs, monkeypatch):
+    one = act(requeue=True)
+    monkeypatch.setattr(control, "asks_by_name", lambda *_: True)
+    actions.after(one, [DIED], [])
+    actions.after(one, [DIED], [])
+    assert (jobs["orders"], done(one, "requeue")) == (
+        [],
+        ["not requeued: it asks for nodes by name, and might die of n1 again"],
+    )
 
 
 def test_a_requeue_that_was_cut_short_counts_as_done(act, jobs, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.daemons import Daemons, free_ports, until
-from tests.demo import left
+from tests.demo import left, stop
 from tests.lab import Lab
 
 
@@ -96,3 +96,11 @@ def test_a_failed_demo_names_only_folders_that_are_there(tmp_path):
     (tmp_path / "demo/log").mkdir()
     (tmp_path / "demo/nodes/n2/state").mkdir(parents=True)
     assert left(lab) == [tmp_path / "demo/log", tmp_path / "demo/nodes/n2/state"]
+
+
+def test_a_kept_demo_is_stopped_where_it_is_and_no_other_folder_is_removed(tmp_path):
+    lab = tmp_path / "elsewhere/demo"
+    (lab / "etc").mkdir(parents=True)
+    assert (stop(lab), lab.exists()) == (1, True)
+    (lab / "etc/slurm.conf").touch()
+    assert (stop(lab), lab.exists()) == (0, False)
