@@ -78,6 +78,10 @@ def _text(value: Any) -> str:
     return value
 
 
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(_text(one) for one in (value if isinstance(value, list) else [value]) if one != "")
+
+
 def _file(value: Any) -> str:
     if not _text(value).startswith("/"):
         raise Wrong("an absolute path, /...")
@@ -117,6 +121,7 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "int": _integer,
     "bool": _boolean,
     "str": _text,
+    "Texts": _texts,
     "File": _file,
     "Address": _address,
     "Argv": _argv,

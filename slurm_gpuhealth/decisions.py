@@ -37,11 +37,12 @@ def confirmed(journal: Journal, kept: dict[str, Any] | None) -> None:
 
 def of_fault(worst: Judged) -> str:
     """The beginning of the reason, for the decision table and syslog."""
-    gpu = worst.finding.gpu
-    index = "*" if gpu is None or gpu.index is None else gpu.index
-    return f"{reason.fact(worst.finding.source, worst.finding.code)} GPU{index} {worst.rung}".strip()
+    finding = worst.finding
+    index = "*" if finding.gpu is None or finding.gpu.index is None else finding.gpu.index
+    where = f"GPU{index}" if finding.about_gpus else "node"
+    return f"{reason.fact(finding.source, finding.code)} {where} {worst.rung}".strip()
 
 
 def of_reason(ours: Reason) -> str:
     """The same, of a reason."""
-    return f"{ours.fact} GPU{'*' if ours.gpu is None else ours.gpu} {ours.next or ours.rung}"
+    return f"{ours.fact} {reason.which(ours)} {ours.next or ours.rung}"

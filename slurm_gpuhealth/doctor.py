@@ -56,6 +56,12 @@ class Entry:
     """What it starts and is not there."""
     unsafe: Sequence[str] = ()
     """Why others can change it (`config.unsafe`)."""
+    target: str = ""
+    """Where it leads to, of a link."""
+
+    @property
+    def shown(self) -> str:
+        return f"{self.path} (a link to {self.target})" if self.target else self.path
 
 
 PROGRAMS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "check"}
@@ -173,13 +179,15 @@ def _hook_file(key: str, entry: Entry) -> Iterator[Line]:
     drains = "the check fails" if key == "HealthCheckProgram" else "each job drains its node"
     check, name = f"{key.lower()}-files", os.path.basename(entry.path)
     if entry.kind == "missing":
-        yield Line(check, "FAIL", f"{key}: {entry.path} does not exist: {drains}", f"ls -l {entry.path}")
+        yield Line(
+            check, "FAIL", f"{key}: {entry.shown} does not exist: {drains}", f"ls -l {entry.target or entry.path}"
+        )
     elif entry.kind == "folder":
         what = f"{key}: {entry.path} is a folder in the glob: {drains}"
         yield Line(check, "FAIL", what, f"mv {entry.path} {os.path.dirname(os.path.dirname(entry.path))}/")
     elif not entry.runs:
-        what = f"{key}: {entry.path} is not executable: {drains}"
-        yield Line(check, "FAIL", what, f"chmod 755 {entry.path}, or move it away")
+        what = f"{key}: {entry.shown} is not executable: {drains}"
+        yield Line(check, "FAIL", what, f"chmod 755 {entry.target or entry.path}, or move it away")
     elif any(fnmatch.fnmatchcase(name, pattern) for pattern in BACKUPS):
         yield Line(check, "warn", f"{key}: {entry.path} looks like a backup, and is run too", f"rm {entry.path}")
     for one in entry.unsafe[:1]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.journal import Journal
     from slurm_gpuhealth.settings import Settings
 
+DAY = 86400.0
 OLD = 3600.0
 """Seconds after which what waits should have been shipped."""
 ALWAYS = frozenset(("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"))
@@ -128,6 +129,56 @@ def _backlog(facts: Mapping[str, Any], now: float) -> Iterator[Line]:
         count = facts["dropped"][0]
         what = f"{count} records were dropped while the store was away: verdicts of that time lack them"
         yield Line("dropped", "warn", what, "in gpuhealth.toml, [store]: a larger outbox_mib")
+
+
+def examine_controller(settings: Settings, here: bool, now: float) -> Iterator[Line]:
+    """On the host where gpuhealth correlate runs: does it, and does it hear of the nodes? `here`: it is a node too."""
+    try:
+        ran = os.stat(os.path.join(settings.paths.run, "correlate.lock")).st_mtime
+    except OSError:
+        ran = 0.0
+    if not settings.store.url or (here and not ran):
+        return
+    from slurm_gpuhealth import child
+
+    probed = child.probe(lambda: silent(settings, now), timeout=settings.store.timeout) if ran else None
+    yield from judge_controller(ran, probed.value or {} if probed else {}, probed.error or "" if probed else "", now)
+
+
+def silent(settings: Settings, now: float) -> dict[str, Any]:
+    """`nodes` in the store, and those that are `silent`: where GPU jobs ended of which nothing came for an hour."""
+    import sqlalchemy as sql
+
+    from slurm_gpuhealth.store import open as opening
+    from slurm_gpuhealth.store import schema
+
+    node, job, of = schema.node.c, schema.attempt_node.c, schema.attempt.c
+    same = [job[name] == of[name] for name in ("cluster", "job", "attempt")]
+    with opening.reading(opening.open_store(settings)) as db:
+        heard = dict(db.execute(sql.select(node.node, sql.func.max(node.last_shipped)).group_by(node.node)).all())
+        ended = sql.select(job.node, sql.func.max(job.end)).where(*same, job.end > now - DAY, job.end < now - OLD)
+        ends = db.execute(ended.where(of.gpu_seconds > 0).group_by(job.node)).all()
+    return {"nodes": len(heard), "silent": sorted(name for name, end in ends if (heard.get(name) or 0) < end)}
+
+
+def judge_controller(ran: float, facts: Mapping[str, Any], error: str, now: float) -> Iterator[Line]:
+    """`ran`: when gpuhealth correlate began last here, 0: never. `facts`: of `silent`."""
+    if not ran or now - ran > OLD:
+        what = (
+            f"gpuhealth correlate ran last {(now - ran) / 3600:.1f} h ago" if ran else "gpuhealth correlate never ran"
+        )
+        remedy = "its timer (docs/correlate.md): systemctl list-timers gpuhealth-correlate.timer"
+        yield Line("correlate", "warn", f"{what} on this host: no job is judged", remedy)
+    else:
+        yield Line("correlate", "ok", f"gpuhealth correlate ran {now - ran:.0f} s ago")
+    if error:
+        yield Line("shipping", "warn", f"which nodes ship can't be told: {error}", "gpuhealth correlate")
+    elif facts.get("silent"):
+        some = ", ".join(facts["silent"][:8]) + (" ..." if facts["silent"][8:] else "")
+        what = f"{len(facts['silent'])} nodes have told nothing of jobs that ended there: {some}"
+        yield Line("shipping", "warn", f"{what}: do their hooks run?", "there: gpuhealth doctor")
+    elif facts.get("nodes"):
+        yield Line("shipping", "ok", f"{facts['nodes']} nodes ship what they see")
 
 
 def judge_slurm_conf(config: Config, settings: Settings) -> Iterator[Line]:

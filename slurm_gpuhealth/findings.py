@@ -52,6 +52,11 @@ class Finding:
     """What policy rows may ask for (`action`, `class`, `fatal`, `link`, `test`...) and what `gpuhealth why` shows."""
 
     @property
+    def about_gpus(self) -> bool:
+        """False for what concerns the host alone, /scratch for example: no test of GPUs proves anything there."""
+        return self.gpu is not None or self.source not in ("site", "host")
+
+    @property
     def key(self) -> str:
         """`source:code`, the name that policy rows match."""
         return f"{self.source}:{self.code}"

@@ -20,6 +20,10 @@ else:  # see child.py
     from _signal import SIGTERM
     from _signal import signal as set_handler
 
+BY_HAND = """
+It takes no options; Slurm starts it. By hand, as root on a node: SLURMD_NODENAME=$(hostname -s) and the program's path.
+What it does is in gpuhealth.toml ($GPUHEALTH_CONFIG, or /etc/gpuhealth/gpuhealth.toml); what it saw: gpuhealth status.
+"""
 _journal: Journal | None = None
 """Of this program, for `run`'s last words."""
 
@@ -65,6 +69,9 @@ def run(body: Callable[[], int]) -> NoReturn:
     An exit code other than 0 from a prolog makes Slurm drain the node: a bug of ours must not (law 2, law 5).
     """
     set_handler(SIGTERM, _terminated)
+    if len(sys.argv) > 1 and sys.argv[1] in ("-h", "--help"):  # Slurm gives none
+        print(f"{sys.modules[body.__module__].__doc__}{BY_HAND}")
+        sys.exit(0)
     try:
         code = body()
     except SystemExit:

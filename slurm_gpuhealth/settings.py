@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     """Absolute path; `{node}` stands for the node's name."""
     Address = str
     """`HOST`, `HOST:PORT` or `unix:///PATH`; `{node}` as in `File`."""
+    Texts = tuple[str, ...]
+    """In TOML: one text, or a list."""
     Argv = tuple[str, ...]
     """A program by its absolute path, and its arguments."""
     Mode = Literal["enforce", "shadow"]
@@ -107,7 +109,7 @@ class Check:
 @frozen
 class Gpus:
     count: int = 0
-    driver: str = ""
+    driver: Texts = ()
     vbios: tuple[str, ...] = ()
     fabric_manager: Literal["auto", "required", "off"] = "auto"
 

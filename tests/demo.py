@@ -1,6 +1,6 @@
 """`make demo`: real Slurm, four stand-in GPU nodes; jobs good and bad, a GPU that dies, one to be reset, one to prove.
 
-KEEP=1 leaves the cluster up; `python -m tests.demo stop FOLDER` stops it.
+KEEP=1 leaves the cluster up, also after a failure; `python -m tests.demo stop FOLDER` stops it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.daemons import until
 from tests.fakes import node as fakes
-from tests.lab import BIN, LABS, Lab, fresh
+from tests.lab import BIN, Lab, fresh
 
 GOOD = "echo training on GPUs $SLURM_JOB_GPUS of $SLURMD_NODENAME; sleep 1; echo loss 0.42"
 BUG = """
@@ -57,11 +57,11 @@ def main() -> int:
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         if lab:
-            print(f"Logs: {lab.lab}/log, {lab.lab}/nodes/*/state", file=sys.stderr)
+            print(f"What it left: {' '.join(map(str, left(lab)))}", file=sys.stderr)
     finally:
         for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(sign, signal.SIG_IGN)  # what was started is stopped, however often one asks
-        if lab and code == 0 and keep:
+        if lab and code != 130 and keep and lab.daemons.names():
             print(KEPT.format(bin=BIN, lab=lab.lab, conf=lab.conf, config=lab.config))
         elif lab:
             lab.stop()
@@ -79,6 +79,22 @@ Run a job:            sbatch --uid games --chdir /tmp --gres gpu:2 --wrap hostna
 Break something:      tests/fakes/inject {lab}/nodes/n1 xid 48 --gpu 1
 Mend it, give back:   tests/fakes/inject {lab}/nodes/n2 reboot; {bin}/gpuhealth --node n2 resume n2
 Stop it:              {bin}/python -m tests.demo stop {lab}"""
+
+
+def stop(folder: Path) -> int:
+    """Stop the cluster of that folder, wherever it is, and remove it; 1 where there is none."""
+    if not (folder / "etc/slurm.conf").exists():
+        print(f"{folder}: no cluster of the demo is there", file=sys.stderr)
+        return 1
+    Lab(folder).stop()
+    shutil.rmtree(folder)
+    return 0
+
+
+def left(lab: Lab) -> list[Path]:
+    """Where to look after a failure: what is there of it."""
+    there = [lab.lab / "log", *sorted(lab.lab.glob("nodes/*/state"))]
+    return [one for one in there if one.exists()] or [lab.lab]
 
 
 def story(lab: Lab) -> None:
@@ -175,8 +191,6 @@ def show(lab: Lab, *argv: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["stop"]:
-        folder = LABS / Path(sys.argv[2]).name
-        Lab(folder).stop()
-        shutil.rmtree(folder)
+        sys.exit(stop(Path(sys.argv[2]).absolute()))
     else:
         sys.exit(main())

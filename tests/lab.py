@@ -98,6 +98,7 @@ class Lab(Cluster):
         self.lab.mkdir(parents=True, exist_ok=True)
         (self.lab / "etc").mkdir(exist_ok=True)
         self.configure()
+        self.refuse_bad_configuration()
         self.wire(BIN, self.config)
         for node in self.names:
             for program in ("scontrol", "sinfo"):
@@ -114,6 +115,16 @@ class Lab(Cluster):
         text = CONFIG.format(lab=self.lab, conf=self.conf, **values)
         self.config.write_text(text + extra)
         self.config.chmod(0o600)
+
+    def refuse_bad_configuration(self) -> None:
+        """Raise RuntimeError with the reason, at once: the hooks would only say it in syslog, and do nothing."""
+        ask = [str(BIN / "gpuhealth"), "--config", str(self.config), "--node", self.names[0], "config", "check"]
+        done = subprocess.run(ask, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            raise RuntimeError(
+                f"gpuhealth refuses the lab's configuration:\n{done.stdout}{done.stderr}"
+                f"Labs are kept below {LABS}. Another folder, which root alone can write: GPUHEALTH_LABS=FOLDER"
+            )
 
     def inject(self, node: str, *what: object) -> None:
         """`tests/fakes/inject NODE FAULT ...`."""

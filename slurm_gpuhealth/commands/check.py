@@ -63,6 +63,10 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
         act.act(settings, journal, "check", node, now)
     elif not jobs.running(journal):
         record = _poll(settings, journal, node, now)
+    if waits or journal.get("waits"):
+        from slurm_gpuhealth.ladder import waits as budget_waits
+
+        budget_waits.tell(settings, journal, node)
     if journal.get("stopped"):  # services, for a GPU reset: before a new worker may stop them again
         from slurm_gpuhealth.ladder import reset
 

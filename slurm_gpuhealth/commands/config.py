@@ -56,13 +56,26 @@ def _problems(path: str, node: str | None) -> list[Problem]:
             Problem(path, line_of(lines, where), dotted(where), f"would not be run: {one}")
             for one in configuration.unsafe(command.argv[0])
         ]
-    return problems
+    return problems + unmatched_rows(path, settings)
+
+
+def unmatched_rows(path: str, settings: Settings) -> list[Problem]:
+    """Rows of the site's that nothing can meet; raises ConfigError."""
+    from slurm_gpuhealth import policy_check
+
+    data, lines = parse_with_lines(path)
+    own = settings.policy[: len(data.get("policy", ()))]
+    return [
+        Problem(path, line_of(lines, ("policy", index, key)), dotted(("policy", index, key)), why)
+        for index, key, why in policy_check.unmatched(own, settings.check.command)
+    ]
 
 
 @config.command()
+@click.option("--changed", is_flag=True, help="Only what the file sets.")
 @click.option("--json", "as_json", is_flag=True, help="One object: key → value and where it is from.")
 @click.pass_obj
-def show(node: str | None, as_json: bool) -> None:
+def show(node: str | None, changed: bool, as_json: bool) -> None:
     """The settings in force. Where each is from stands beside it: the file and line, or the default."""
     path = os.path.abspath(configuration.config_path())
     try:
@@ -73,6 +86,8 @@ def show(node: str | None, as_json: bool) -> None:
         sys.exit(1)
     own = len(data.get("policy", ()))
     table = [(where, kind, value, _origin(where, lines, path, own)) for where, kind, value in _fields(settings)]
+    if changed:
+        table = [one for one in table if one[3] not in (DEFAULT, BUILT_IN)]
     if as_json:
         click.echo(
             json.dumps({dotted(where): {"value": plain(v), "from": origin} for where, _, v, origin in table}, indent=1)
@@ -82,6 +97,7 @@ def show(node: str | None, as_json: bool) -> None:
         click.echo(f"{dotted(where)} = {written(kind, value)}  # {origin}")
 
 
+DEFAULT, BUILT_IN = "default", "built in"
 PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
 
 
@@ -103,8 +119,8 @@ def _fields(value: Any, where: Path = ()) -> Iterator[tuple[Path, str, Any]]:
 
 def _origin(where: Path, lines: dict[Path, int], path: str, own: int) -> str:
     if where[0] == "policy":
-        return f"{path}:{line_of(lines, where)}" if int(where[1]) < own else "built in"
-    return f"{path}:{lines[where]}" if where in lines else "default"
+        return f"{path}:{line_of(lines, where)}" if int(where[1]) < own else BUILT_IN
+    return f"{path}:{lines[where]}" if where in lines else DEFAULT
 
 
 def written(kind: str, value: Any) -> str:

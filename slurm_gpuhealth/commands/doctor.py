@@ -15,6 +15,7 @@ from slurm_gpuhealth import doctor as rules
 from slurm_gpuhealth import doctor_ladder as ladder_rules
 from slurm_gpuhealth import doctor_node as node_rules
 from slurm_gpuhealth import doctor_store
+from slurm_gpuhealth.commands.config import unmatched_rows
 from slurm_gpuhealth.commands.resume import settings_or_defaults
 from slurm_gpuhealth.doctor import Entry, Line
 from slurm_gpuhealth.frozen import asdict
@@ -86,12 +87,16 @@ def examine(node: str) -> Iterator[Line]:
         yield _no_slurm(trouble, settings)
     if record or not here:
         yield from _slurm_conf(settings, node, here)
+    if os.geteuid() == 0:
+        yield from doctor_store.examine_controller(settings, here, time.time())
     if here and (os.geteuid() == 0 or os.access(path, os.R_OK)):
         yield from _node(settings, node, record)
 
 
 def _configuration(path: str, problems: list[str], settings: Settings) -> Iterator[Line]:
     yield from node_rules.judge_configuration(path, problems, settings, os.geteuid() == 0)
+    for problem in [] if problems else unmatched_rows(path, settings):
+        yield Line("policy-row", "warn", str(problem), "gpuhealth config check")
     for command in settings.check.command:
         for one in configuration.unsafe(command.argv[0])[:1]:
             what, _, remedy = one.rpartition(": ")
@@ -138,10 +143,11 @@ def list_hooks(pattern: str) -> list[Entry]:
 
 def _entry(path: str) -> Entry:
     unsafe = tuple(configuration.unsafe(path))
+    target = os.path.realpath(path) if os.path.islink(path) else ""
     if os.path.isdir(path):
-        return Entry(path, "folder", unsafe=unsafe)
+        return Entry(path, "folder", unsafe=unsafe, target=target)
     if not os.path.exists(path):
-        return Entry(path, "missing")
+        return Entry(path, "missing", target=target)
     runs = bool(os.stat(path).st_mode & 0o111)
     text = os.path.realpath(path) + "\n"
     if os.path.isfile(path):  # not a pipe, on which `open` waits
@@ -152,11 +158,11 @@ def _entry(path: str) -> Entry:
             pass
     starts = next(STARTS.finditer(text), None)
     if not starts:
-        return Entry(path, "file", runs, unsafe=unsafe)
+        return Entry(path, "file", runs, unsafe=unsafe, target=target)
     programs = INSTALLED.findall(text)
     lacks = next((one for one in programs if not os.access(one, os.X_OK)), "")
     unsafe += tuple(one for program in programs if not lacks for one in configuration.unsafe(program))
-    return Entry(path, "file", runs, starts[1] or starts[2], lacks, unsafe)
+    return Entry(path, "file", runs, starts[1] or starts[2], lacks, unsafe, target)
 
 
 def _node(settings: Settings, node: str, record: NodeRecord | None) -> Iterator[Line]:
@@ -164,6 +170,11 @@ def _node(settings: Settings, node: str, record: NodeRecord | None) -> Iterator[
     from slurm_gpuhealth.evidence.inventory import processes
 
     root = os.geteuid() == 0
+    missing = [f"{key} = {path}" for key, path in _roots(settings) if not os.path.isdir(path)]
+    if missing:
+        what = f"{', '.join(missing)} in [paths]: not there, and nothing of this node can be looked at"
+        yield Line("paths", "FAIL", what, f"in gpuhealth.toml, [paths]; or another name than {node}: --node NAME")
+        return
     count = sum(name == "slurmd" for _, name in processes(settings))
     several = node_rules.judge_slurmds(count, node, settings)
     if several:
@@ -187,6 +198,10 @@ def _node(settings: Settings, node: str, record: NodeRecord | None) -> Iterator[
     if root:
         yield from doctor_store.examine(settings, journal, time.time())
     yield from _ladder(settings, journal, record)
+
+
+def _roots(settings: Settings) -> list[tuple[str, str]]:
+    return [(key, getattr(settings.paths, key)) for key in ("proc", "sys", "dev")]
 
 
 def _ladder(settings: Settings, journal: Journal | None, record: NodeRecord | None) -> Iterator[Line]:

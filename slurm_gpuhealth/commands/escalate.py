@@ -11,7 +11,7 @@ import time
 import click
 
 from slurm_gpuhealth.commands import common
-from slurm_gpuhealth.commands.resume import settings_or_defaults, why_not
+from slurm_gpuhealth.commands.resume import settings_or_defaults, tell, why_not
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.journal import open_journal
 from slurm_gpuhealth.ladder import ask as asking
@@ -67,8 +67,7 @@ def command(
     if here and (os.geteuid() != 0 or node not in (None, own)):
         raise click.UsageError(f"--here is for root and for this node, {own} (another name in Slurm: SLURMD_NODENAME)")
     settings, problems = settings_or_defaults(own)
-    for problem in problems:
-        click.echo(f"{problem}; going on with defaults", err=True)
+    tell(problems)
     request = asking.Request(f"L{level}", f"L{through}" if through else "", gpu, _who(text), take_over)
     ends = _run(settings, _names(settings, node or own), request, _Screen(), here, no_wait)
     _print(settings, own, ends, as_json)

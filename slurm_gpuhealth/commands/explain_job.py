@@ -28,7 +28,9 @@ def explain_job(node: str, job: int, as_json: bool) -> None:
             " (it judges correlate.settle after the end)"
         )
     may_read = common.may_read(node)
-    for one in attempts:
+    for one, later in zip(attempts, [*attempts[1:], None]):
+        if later and one["verdict"]:  # what was to be done has been
+            one["verdict"] = {**one["verdict"], "advice": _ran_again(later, attempts[-1])}
         one["actions"] = [each for each in actions if each["attempt"] == one["attempt"]]
         if not may_read(one["user"]):
             one["reading"] = None
@@ -71,6 +73,12 @@ def _print(one: dict[str, Any], attempts: int) -> None:
         say(f"  Done {common.ago(time.time(), action['time'])}: {action['kind']}: {action['result']}")
     if verdict["advice"]:
         say(f"  What to do: {verdict['advice']}")
+
+
+def _ran_again(later: dict[str, Any], last: dict[str, Any]) -> str:
+    if last["state"] == "COMPLETED":
+        return f"nothing more: attempt {last['attempt'] + 1} ended well"
+    return f"it ran again: see attempt {later['attempt'] + 1}"
 
 
 def say(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import keyword
 import os
+import sys
 
 import click
 
@@ -49,10 +50,20 @@ class Lazy(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            if error.option_name != "--node" or error.ctx is None:
+                raise
+            name = error.ctx.info_name
+            what = f"gpuhealth {name} is about the host that it runs on: run it on that node, as root"
+            raise click.UsageError(
+                f"{what} (where Slurm has another name for it: gpuhealth --node NAME {name})"
+            ) from None
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in CONTROLLER:
                 raise
-            raise click.ClickException(f"it needs {error.name}: pip install 'slurm-gpuhealth[controller]'") from None
+            pip = os.path.join(os.path.dirname(sys.executable), "pip")  # the system's refuses (PEP 668)
+            what = f"it needs {error.name}: {pip} install 'slurm-gpuhealth[controller]'"
+            raise click.ClickException(what) from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:

@@ -8,8 +8,8 @@ import time
 import click
 
 from slurm_gpuhealth.commands import common
-from slurm_gpuhealth.commands.resume import not_ours, settings_or_defaults, why_not
-from slurm_gpuhealth.ladder import ask, follow
+from slurm_gpuhealth.commands.resume import not_ours, settings_or_defaults, tell, why_not
+from slurm_gpuhealth.ladder import ask, follow, waits
 from slurm_gpuhealth.slurm import control, remark
 
 TYPE_CHECKING = False
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.settings import Settings
     from slurm_gpuhealth.slurm.node import NodeRecord
 
+OVER = "in service with a fault, jobs start there, for the budget has no room:"
 MOST = 60
 """Lines of a node's past."""
 STEP = "time, seconds, fact, gpu, uuid, rung, attempt, outcome, follows, test, code, message, bundle"
@@ -42,8 +43,7 @@ def ladder(here: str, words: tuple[str, ...], as_json: bool) -> None:
     if len(names) > 1 or (cancelling and not names):
         raise click.UsageError("one node: gpuhealth ladder [cancel] NODE")
     settings, problems = settings_or_defaults(here)
-    for problem in problems:
-        click.echo(f"{problem}; going on with defaults", err=True)
+    tell(problems)
     try:
         if cancelling:
             _cancel(settings, names[0])
@@ -73,17 +73,22 @@ def _all(settings: Settings, as_json: bool) -> None:
     held, total = control.holds(settings.slurm, settings.drain.nodes)
     facts = [_facts(settings, control.show_node(settings.slurm, one.node)) for one in held]
     facts = [one for one in facts if one["state"]]  # a DOWN may still bear our reason, or a hold have ended just now
+    every = control.show_nodes(settings.slurm, settings.drain.nodes)
+    waiting = [_facts(settings, one) for one in every if waits.of(one)]
     if as_json:
-        for one in facts:
+        for one in facts + waiting:
             click.echo(json.dumps(one))
         return
     click.echo(f"{len(facts)} of {total} nodes are held by gpuhealth")
-    if not facts:
-        return
     names = ("node", "fact", "gpu", "rung", "state", "since", "next", "by", "now")
     shown = [{**one, "gpu": "*" if one["gpu"] is None else str(one["gpu"])} for one in facts]
     rows = [[one[key] or "-" for key in names] for one in shown]
-    common.table([name.upper() for name in names], rows)
+    if facts:
+        common.table([name.upper() for name in names], rows)
+    if waiting:
+        click.echo(OVER)
+        for one in waiting:
+            click.echo(common.safe(f"  {one['node']}: {one['waits']}"))
 
 
 def _one(settings: Settings, name: str, here: str, as_json: bool) -> None:
@@ -95,6 +100,8 @@ def _one(settings: Settings, name: str, here: str, as_json: bool) -> None:
         click.echo(json.dumps({**facts, "past": past}))
         return
     click.echo(common.safe(f"{name}: {record.reason}" if record.ours else f"{name}: {not_ours(record)[1]}"))
+    if facts["waits"]:
+        click.echo(common.safe(f"  {OVER} {facts['waits']}"))
     if facts["now"]:
         click.echo(common.safe(f"  now: {facts['now']}"))
     last = remark.read_result(record.extra)
@@ -119,6 +126,7 @@ def _facts(settings: Settings, record: NodeRecord) -> dict[str, Any]:
         "reason": record.reason,
         "was": remark.read_said(record.comment).was or None,
         "result": dict(last.__dict__) if last else None,
+        "waits": waits.of(record) or None,
         "now": "",
     }
     if ours is None:

@@ -8,10 +8,18 @@ import time
 import click
 
 from slurm_gpuhealth.commands import common
+from slurm_gpuhealth.ladder import waits
+from slurm_gpuhealth.slurm import control
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from slurm_gpuhealth.correlate.model import Suspicion
+    from slurm_gpuhealth.slurm.node import NodeRecord
+
+TESTS = ("L3", "L4", "RMA")
+"""The rungs that gpuhealth correlate asks for."""
 
 
 @click.command()
@@ -31,6 +39,10 @@ def lemons(node: str, above: float, as_json: bool) -> None:
         for one in found:
             click.echo(json.dumps(one._asdict()))
         return
+    records = _records(node)
+    for name, record in records.items():
+        if fault := waits.of(record):
+            click.echo(common.safe(f"{name}: in service with a fault, for the budget has no room: {fault}"))
     if not found:
         told = (
             f"as of {common.utc(looked)} UTC, {common.ago(time.time(), looked)}" if looked else "nor was one looked at"
@@ -42,13 +54,36 @@ def lemons(node: str, above: float, as_json: bool) -> None:
         [
             (
                 *(one.node, f"{one.p_lemon:.0%}", f"{one.observed:.1f}", f"{one.expected:.2f}"),
-                *(one.users, one.applications, one.hard, _gpu(one.gpus), one.last_test or "-", one.rung or "-"),
+                *(
+                    one.users,
+                    one.applications,
+                    one.hard,
+                    _gpu(one.gpus),
+                    one.last_test or "-",
+                    _due(one, records.get(one.node)),
+                ),
                 one.terms[0] if one.terms else "-",
             )
             for one in found
         ],
     )
     click.echo(f"as of {common.utc(found[0].time)} UTC, {common.ago(time.time(), found[0].time)}")
+
+
+def _records(node: str) -> dict[str, NodeRecord]:
+    """The nodes as Slurm has them; none where it does not answer."""
+    settings = common.settings_of(node)
+    try:
+        return {one.name: one for one in control.show_nodes(settings.slurm, settings.drain.nodes)}
+    except control.SlurmError:
+        return {}
+
+
+def _due(one: Suspicion, record: NodeRecord | None) -> str:
+    """The rung that is asked for, and none where the node is at one already; level 2 the epilog runs, unasked."""
+    if record and record.ours:
+        return f"held: {record.ours.next or record.ours.rung}"
+    return one.rung if one.rung in TESTS else "-"
 
 
 def _gpu(shares: Mapping[str, float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -31,8 +32,7 @@ def resume(here: str, nodes: tuple[str, ...]) -> None:
     nodes in Slurm, and no more: any host of the cluster will do.
     """
     settings, problems = settings_or_defaults(here)
-    for problem in problems:
-        click.echo(f"{problem}; going on with defaults", err=True)
+    tell(problems)
     back = True
     for name in nodes:
         try:
@@ -59,6 +59,13 @@ def settings_or_defaults(node: str) -> tuple[Settings, list[str]]:
         return configuration.load(path, node), []
     except configuration.ConfigError as error:
         return defaults, [str(one) for one in error.problems]
+
+
+def tell(problems: list[str]) -> None:
+    """What is wrong with the configuration; not that it is root's, to whom is not root."""
+    for problem in problems:
+        if os.geteuid() == 0 or os.strerror(errno.EACCES) not in problem:
+            click.echo(f"{problem}; going on with defaults", err=True)
 
 
 def give_back(settings: Settings, name: str, here: str) -> tuple[bool, str]:

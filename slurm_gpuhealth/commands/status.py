@@ -9,6 +9,7 @@ import click
 
 from slurm_gpuhealth import jobs
 from slurm_gpuhealth.commands import common
+from slurm_gpuhealth.ladder import waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def status(node: str, as_json: bool) -> None:
 def gather(node: str, settings: Settings, journal: Journal) -> dict[str, Any]:
     """Everything that `status` shows, as JSON has it."""
     gpus = []
-    for gpu in journal.get("gpus", []):
+    for gpu in _numbered(journal):
         row = journal.one(
             "SELECT level, outcome, time FROM diagnostic WHERE uuid = ? ORDER BY time DESC LIMIT 1", gpu["uuid"]
         )
@@ -58,8 +59,21 @@ def gather(node: str, settings: Settings, journal: Journal) -> dict[str, Any]:
         "sources": journal.get("sources", {}),
         "last_check": journal.get("checked"),
         "failure": journal.get("failure"),
+        "over_budget": waits.over_budget(journal),
         "decision": dict(zip(("time", "action", "about", "result"), last)) if last else None,
     }
+
+
+def _numbered(journal: Journal) -> list[dict[str, Any]]:
+    """The GPUs of the node. After a boot the driver counts anew those that are left: one that is gone keeps no number
+    that another has now, but `was`, the one that it had."""
+    gpus = journal.get("gpus", [])
+    here = {gpu.get("uuid") for gpu in (journal.get("nvml") or {}).get("gpus", ())}
+    taken = {gpu["index"] for gpu in gpus if gpu["uuid"] in here}
+    return [
+        {**gpu, "index": None, "was": gpu["index"]} if gpu["uuid"] not in here and gpu["index"] in taken else gpu
+        for gpu in gpus
+    ]
 
 
 def show(facts: dict[str, Any]) -> None:
@@ -68,6 +82,10 @@ def show(facts: dict[str, Any]) -> None:
     click.echo(f"{facts['node']}: {facts['mode']} mode, {checked}, journal {facts['journal']}")
     hold = facts["hold"]
     click.echo(f"hold: {hold['reason']} ({common.ago(now, hold['since'])})" if hold else "hold: none")
+    if over := facts["over_budget"]:
+        click.echo(
+            f"in service with a fault, jobs start here, for the budget has no room: {over['fault']} ({over['why']})"
+        )
     if last := facts["decision"]:
         result = f": {last['result']}" if last["result"] else ""
         done = "held already, found too:" if last["action"] == "held" else last["action"]
@@ -77,7 +95,13 @@ def show(facts: dict[str, Any]) -> None:
         ("GPU", "PCI", "UUID", "SERIAL", "STATE", "LAST DIAGNOSTIC"),
         [
             (
-                *(gpu["index"], gpu["pci"], gpu["uuid"], gpu["serial"] or "-", gpu["state"]),
+                *(
+                    f"was {gpu['was']}" if gpu["index"] is None else gpu["index"],
+                    gpu["pci"],
+                    gpu["uuid"],
+                    gpu["serial"] or "-",
+                    gpu["state"],
+                ),
                 f"level {last['level']} {last['outcome']}, {common.ago(now, last['time'])}"
                 if (last := gpu["last_diagnostic"])
                 else "none",

@@ -12,16 +12,18 @@ import click
 
 from slurm_gpuhealth import runbook
 from slurm_gpuhealth.commands import common
-from slurm_gpuhealth.commands.resume import SERVING, settings_or_defaults, why_not
+from slurm_gpuhealth.commands.resume import SERVING, settings_or_defaults, tell, why_not
 from slurm_gpuhealth.findings import RUNGS
 from slurm_gpuhealth.frozen import frozen, replace
-from slurm_gpuhealth.ladder import budget, climb
+from slurm_gpuhealth.ladder import ask as asking
+from slurm_gpuhealth.ladder import budget, climb, waits
 from slurm_gpuhealth.slurm import control, hold, remark
 from slurm_gpuhealth.slurm import reason as reasons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
     from slurm_gpuhealth.settings import Settings
     from slurm_gpuhealth.slurm.node import NodeRecord
@@ -86,8 +88,7 @@ def undrain(
     if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
         raise click.UsageError("nobody to ask: --yes gives them back, --dry-run only shows them")
     settings, problems = settings_or_defaults(here)
-    for problem in problems:
-        click.echo(f"{problem}; going on with defaults", err=True)
+    tell(problems)
     which = Which(
         *(_seconds(since, "--since"), facts, check, rung, confirmed or (rung or "").upper() == "RMA"),
     )
@@ -130,12 +131,16 @@ def _undrain(
     latest = {one.name: one for one in control.show_nodes(settings.slurm, nodes)}  # he may have thought for an hour
     ready = [one for one in (latest.get(name) for name in chosen) if one and one.ours and meets(which, one, now)]
     if everywhere:  # before there is room for them in the budget
-        _acknowledge(settings, [one for one in latest.values() if not one.ours], _facts(ready), until, now)
+        facts = _facts(ready)
+        others = [one for one in latest.values() if one.ours is None or one.ours.fact not in facts]
+        _acknowledge(settings, others, facts, until, now)
     _give_back(settings, ready, until, now)
     after = {one.name: one for one in control.show_nodes(settings.slurm, nodes)}
     trouble = {name: why for name in chosen if (why := _trouble(chosen[name], after.get(name)))}
     if not _as_json(as_json, chosen, trouble, until):
         _tell(chosen, trouble, until, everywhere)
+        if waiting := [f"{one.name} ({waits.of(one)})" for one in after.values() if waits.of(one)]:
+            click.echo(common.safe(f"the budget has room again, and these are drained next: {', '.join(waiting)}"))
     return not trouble
 
 
@@ -189,7 +194,7 @@ def _give_back(settings: Settings, ready: list[NodeRecord], until: float, now: f
 
 
 def _acknowledge(settings: Settings, others: list[NodeRecord], facts: list[str], until: float, now: float) -> None:
-    """The ack on nodes that are not held."""
+    """The ack on nodes that are not held for these facts."""
     groups: dict[str, list[str]] = {}
     for one in others:
         comment = _acknowledged(one, facts, until, now)
@@ -232,8 +237,15 @@ def _show(chosen: list[NodeRecord], held: int, left: int, now: float) -> None:
         ]
         common.table(("NODE", "STATE", "HELD SINCE", "REASON"), rows)
     click.echo(f"{len(chosen)} of {held} nodes that gpuhealth holds" + ("" if chosen else ": nothing to give back"))
+    if broken := [f"{one.name} ({one.ours.fact})" for one in chosen if one.ours and is_broken(one, one.ours)]:
+        click.echo(common.safe(f"broken still, as far as is known, and jobs will start there: {', '.join(broken)}"))
     if left:
         click.echo(f"left out: {left} more, where a diagnosis confirmed the fault, or RMA (--confirmed)")
+
+
+def is_broken(record: NodeRecord, ours: Reason) -> bool:
+    """Whether a GPU is gone or a test has failed there, and nothing has shown since that it is mended."""
+    return budget.kind(ours) in ("lost", "confirmed") or asking.has_failed(record, ours)
 
 
 def _trouble(before: NodeRecord, after: NodeRecord | None) -> str:
@@ -256,7 +268,12 @@ def _as_json(wanted: bool, chosen: dict[str, NodeRecord], trouble: dict[str, str
         if ours:
             back = until is not None and one.name not in trouble
             facts = {"fact": ours.fact, "gpu": ours.gpu, "rung": ours.rung, "state": ours.state, "since": ours.since}
-            told = {"given_back": back, "trouble": trouble.get(one.name, ""), "acked_until": until or None}
+            told: dict[str, Any] = {
+                "given_back": back,
+                "trouble": trouble.get(one.name, ""),
+                "acked_until": until or None,
+            }
+            told["broken"] = is_broken(one, ours)
             click.echo(json.dumps({"node": one.name, "reason": one.reason, **facts, **told}))
     return wanted
 
@@ -267,8 +284,9 @@ def _tell(chosen: dict[str, NodeRecord], trouble: dict[str, str], until: float, 
     click.echo(f"{len(chosen) - len(trouble)} of {len(chosen)} nodes are back in service")
     facts = _facts(chosen.values())
     if until and facts:
-        where = "on any of the nodes" if everywhere else "there"
-        click.echo(f"until {remark.stamp(until)} not drained {where} for: {', '.join(facts)} (--for; in each Comment)")
+        where = "no node" if everywhere else "none of these nodes"
+        what = f"{', '.join(facts)}: drains {where} until {remark.stamp(until)} (--for; in each Comment)"
+        click.echo(f"{what}; any other fact still does")
         if not everywhere:
             click.echo(
                 "where the same is true on other nodes they are drained next: --everywhere acknowledges it there too"

@@ -94,7 +94,7 @@ def _settings(node: str) -> tuple[Settings, str]:
         return config.load(path, node or None), path
     except config.ConfigError as error:
         rows = tuple(Row(**row) for row in parse_with_lines(config.POLICY_PATH)[0]["policy"])
-        why_not = str(error).splitlines()[0] if os.path.exists(path) else f"no {path} to be read here"
+        why_not = str(error).splitlines()[0] if os.access(path, os.R_OK) else f"no {path} that you may read here"
         return Settings(policy=rows), f"the built-in policy ({why_not})"
 
 
@@ -147,6 +147,8 @@ def _says(ours: dict[str, Any]) -> str:
     """A reason of ours as sentences."""
     gpu = "the node as a whole" if ours["gpu"] is None else f"GPU {ours['gpu']} (its index in nvidia-smi)"
     text = f"gpuhealth drained the node: {ours['fact']}, {gpu}."
+    if ours.get("node"):
+        text = f"gpuhealth drained the node: {ours['fact']}, which concerns no GPU."
     if ours["gpu"] is None and ours["cut"]:
         text = f"gpuhealth drained the node: {ours['fact']}."
     if ours["cut"]:

@@ -64,7 +64,8 @@ def _comment(act: Act, verdict: Verdict) -> None:
     """The verdict into the AdminComment of the job's latest attempt, unless it holds somebody's own words."""
     text = _line(act, verdict)
     past = acted.past(act, "comment", job=verdict.job, attempt=verdict.attempt)
-    if past and json.loads(past[-1].detail)["text"] == text and past[-1].result == "written":
+    told = [json.loads(row.detail) for row in past if row.result == "written"]
+    if told and not _worth_telling(verdict, told):
         return
     accounting, job = act.settings.accounting, str(int(verdict.job))
     env = {"SLURM_CONF": act.settings.slurm.conf}
@@ -85,13 +86,21 @@ def _comment(act: Act, verdict: Verdict) -> None:
     row = re.search(rf"^{job}\|([\d_+]+)\|(.*)", asked.stdout.decode("utf-8", "replace"), re.MULTILINE)
     if asked.rc != 0 or not row or (row[2] and not row[2].startswith(words.PREFIX.strip())):
         return
-    number = acted.begin(act, "comment", {"text": text}, verdict.job, verdict.attempt, verdict.node)
+    detail = {"text": text, "cause": verdict.cause, "node": verdict.node}
+    number = acted.begin(act, "comment", detail, verdict.job, verdict.attempt, verdict.node)
     done = child.run(
         [accounting.sacctmgr, "-i", "modify", "job", f"JobID={row[1]}", "set", f"AdminComment={text}"],
         timeout=accounting.timeout,
         env=env,
     )
     acted.end(act, number, "written" if done.rc == 0 else f"refused: {done.stderr.decode('utf-8', 'replace')[:300]}")
+
+
+def _worth_telling(verdict: Verdict, told: Sequence[dict[str, Any]]) -> bool:
+    """Whether what a user was told is to be taken back: for another cause that is sure, and was not told before. Who
+    reads now the one and now the other believes neither."""
+    known = [(one.get("cause"), one.get("node")) for one in told]
+    return verdict.confidence >= SURE and (verdict.cause, verdict.node) not in known
 
 
 def _line(act: Act, verdict: Verdict) -> str:
@@ -118,9 +127,13 @@ def _requeue(act: Act, verdict: Verdict) -> None:
             return  # another job, which was given its number
         if not (job.requeue and job.batch) or job.het:
             return  # its user said no; or nobody could start it again
+        named = verdict.node and control.asks_by_name(slurm, job)
     except control.SlurmError:
         return  # slurmctld forgets a job after MinJobAge
     number = acted.begin(act, "requeue", {}, verdict.job, verdict.attempt, verdict.node)
+    if named:
+        acted.end(act, number, f"not requeued: it asks for nodes by name, and might die of {verdict.node} again")
+        return
     try:
         control.requeue(slurm, job)
         if verdict.node:

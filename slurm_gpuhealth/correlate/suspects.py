@@ -77,10 +77,15 @@ def of(name: str, node: NodeState, time: float, s: settings.Suspicion, state: St
         _last_test(node),
         suspicion.tied(groups, time, g),
         (
-            f"{observed:.1f} failures are its; a good node would have had {expected:.1f}",
+            f"{observed:.1f} failures are its{_without_jobs(len(alone))}; a good node would have had {expected:.1f}",
             *_terms(node, blamed, hard, time, state, s),
         ),
     )
+
+
+def _without_jobs(count: int) -> str:
+    """Of which no job died: then no user and no application is counted either."""
+    return f" ({count} of them seen by the node itself, no job died of it)" if count else ""
 
 
 def _hard(node: NodeState, time: float, s: settings.Suspicion) -> int:

@@ -47,6 +47,8 @@ class Group(NamedTuple):
     gpu: GpuName | None
     what: str
     """The case, or the event's code."""
+    told: float = 0.0
+    """How strong the evidence is that names the GPU."""
 
 
 class Item(NamedTuple):
@@ -103,19 +105,22 @@ class Tally:
         self.items.append(item)
         ahead, self.ahead, self.known = self.ahead, None, None
         if last and _same_incident(last, item, self.settings):
-            stronger = max(item.ratios) > max(last.ratios)
+            strength = max(item.ratios)
+            stronger, names = strength > max(last.ratios), item.gpu is not None and strength > last.told
             self.last = last._replace(
                 until=item.end,
                 ratios=item.ratios if stronger else last.ratios,
                 user=item.user if stronger and item.user else last.user,
                 hard=last.hard or item.hard,
-                gpu=last.gpu if last.gpu is not None else item.gpu,
+                gpu=item.gpu if names else last.gpu,
                 what=item.what if stronger else last.what,
+                told=strength if names else last.told,
             )
             return True
         if last:
             self._close(last if self.share == 1 else last._replace(share=self.share))
-        self.last = Group(item.end, item.end, item.ratios, 1.0, item.user, item.hard, item.gpu, item.what)
+        told = max(item.ratios) if item.gpu is not None else 0.0
+        self.last = Group(item.end, item.end, item.ratios, 1.0, item.user, item.hard, item.gpu, item.what, told)
         if ahead and ahead[0] == (item.end, item.days, item.jobs):
             self.before = ahead[1]
         else:

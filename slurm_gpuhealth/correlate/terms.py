@@ -81,10 +81,12 @@ def explain(
         kept[-1] = against[0]
     hot = any(sign.event.kind == "thermal" for sign in signs.values()) or case.kind == "thermal"
     advice = HOT if hot and verdict.cause == "node" else ADVICE[verdict.cause]
-    if verdict.cause == "application" and case.kind == "hardware":
+    if verdict.cause == "unknown" and case.kind == "hardware":
         advice = (
             "requeue it once, and have the node tested: its log speaks of hardware, which nothing else bears out so far"
         )
+    elif verdict.cause == "application" and case.kind == "hardware":
+        advice = "look at the program: its log speaks of hardware, and on other nodes it dies with the same words"
     elif verdict.cause == "application" and (node := next((name for name, one in signs.items() if one.hard), "")):
         advice = f"look at the program, and have {node} tested: it reported a hardware fault on a GPU of this job"
     elif verdict.cause == "application" and hot:

@@ -130,6 +130,8 @@ def judge(case: Case, key: str, state: State, leaves: Leaves, s: Suspicion, g: G
     told_of = case.hosts or attempt.state == "NODE_FAIL" or any(sign.ratio > 1 for sign in signs.values())
     if case.kind == "application" and not told_of:
         masses = _held_back(masses)
+    if case.kind == "hardware" and not table and not _met_apart(case, key, state):
+        masses = _in_doubt(masses)
     verdict = _verdict(case, masses, blame, signs)
     if explained:
         verdict = terms.explain(verdict, case, state, row, rate, signs, where, again, s)
@@ -205,6 +207,8 @@ def _sign(case: Case, node: str, known: NodeState, near: Sequence[Incident], s: 
     held = attempt.gpus.get(node) if attempt.gpus else None
     days = max(0.0, attempt.end - attempt.start) / DAY
     for event in near:
+        if event.until < attempt.start and _proven(known, event.until, attempt.start):
+            continue
         lag = event.time - attempt.end
         if lag > 0 and _of_a_later_job(known, attempt.end, event):
             continue
@@ -226,9 +230,14 @@ def _sign(case: Case, node: str, known: NodeState, near: Sequence[Incident], s: 
         if lag > 0 and ratio > 1:
             ratio = max(1.0, ratio * 2.0 ** (-lag / LAG))
         sign = Sign(ratio, event.kind == "hard" and own is not False, event.gpu, event, own is False)
-        if best is None or ratio > best.ratio:
+        if best is None or ratio > best.ratio or (ratio == best.ratio and best.event.until < attempt.start):
             best = sign
     return best
+
+
+def _proven(node: NodeState, since: float, until: float) -> bool:
+    """Whether the node has passed a test in between; level 1 proves nothing, each prolog runs it."""
+    return any(passed and level != "1" and since < when <= until for level, (when, passed) in node.tests.items())
 
 
 def _of_a_later_job(node: NodeState, end: float, event: Incident) -> bool:
@@ -299,6 +308,22 @@ def _held_back(masses: Mapping[str, float]) -> dict[str, float]:
     jobs of many may share a broken module. It is suspected all the same, and tested."""
     more = max(0.0, masses["node"] - 0.49)
     return {**masses, "node": masses["node"] - more, "application": masses["application"] + more}
+
+
+def _in_doubt(masses: Mapping[str, float]) -> dict[str, float]:
+    """Where the log shows a hardware error the program is not called the cause, however often it fails by itself: that
+    its node did not see it too may only mean that nobody reads its kernel log. Nor is the node: it can't be told."""
+    half = (masses["node"] + masses["application"]) / 2
+    return {**masses, "node": half, "application": half} if masses["application"] > half else {**masses}
+
+
+def _met_apart(case: Case, key: str, state: State) -> bool:
+    """Whether the application has died of the same error on nodes that have none in common with these."""
+    app = state.applications.get(case.application)
+    return any(
+        other != key and fingerprint == case.fingerprint and set(nodes).isdisjoint(case.attempt.nodes)
+        for other, _, fingerprint, _, _, nodes in (app.prints if app and case.fingerprint else ())
+    )
 
 
 def _verdict(case: Case, masses: Mapping[str, float], blame: Mapping[str, float], signs: Mapping[str, Sign]) -> Verdict:

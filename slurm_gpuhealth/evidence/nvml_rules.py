@@ -70,9 +70,10 @@ def judge_node(
     yield from _modes(present, new, now)
     yield from _links_down(present, new, now)
     wanted = settings.gpus.driver
-    if wanted and driver != wanted and not driver.startswith(f"{wanted}."):
-        message = f"driver {driver} instead of {wanted} (gpus.driver); install it, or change the configuration"
-        details = {"class": "config", "driver": driver, "expected": wanted}
+    if wanted and not any(driver == one or driver.startswith(f"{one}.") for one in wanted):
+        expected = " or ".join(wanted)
+        message = f"driver {driver} instead of {expected} (gpus.driver); install it, or change the configuration"
+        details = {"class": "config", "driver": driver, "expected": expected}
         yield Finding(now, "nvml", "driver", message, severity="warning", standing=True, details=details)
 
 

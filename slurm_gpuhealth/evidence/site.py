@@ -129,7 +129,7 @@ def _findings(command: Command, state: dict[str, Any]) -> list[Finding]:
     return [
         Finding(
             *(state["time"], "site", command.name, f"{command.name}: {message}", _gpu(gpu), severity, standing),
-            details={"check": command.name, "says": severity},
+            details={"check": command.name, "says": severity, **({"gpu": False} if gpu is None else {})},
         )
         for severity, message, gpu, standing in state["said"]
     ]

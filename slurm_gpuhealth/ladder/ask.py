@@ -8,7 +8,7 @@ import time
 
 from slurm_gpuhealth.findings import RUNGS
 from slurm_gpuhealth.frozen import frozen, replace
-from slurm_gpuhealth.ladder import budget, climb, reboot
+from slurm_gpuhealth.ladder import budget, climb, reboot, waits
 from slurm_gpuhealth.slurm import control, hold, remark
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.slurm.node import Hold
@@ -60,7 +60,8 @@ def ask(
     )
     place = budget.place(Hold(name, wanted, math.inf), holds, total, settings, now)
     if not place.fits:
-        raise Unchanged(f"over budget: {place.why}")
+        fault = waits.of(record)
+        raise Unchanged(f"over budget: {place.why}{fault and f'; so does a fault of its own wait, {fault}'}")
     if record.owner == "none":
         change = hold.take(settings.slurm, name, wanted, lambda _, plan: plan.action == "drain")
     else:

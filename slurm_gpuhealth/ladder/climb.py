@@ -98,8 +98,9 @@ def due(ours: Reason, record: NodeRecord, known: Known, settings: Settings) -> S
     if way:
         return Step("wait", why=way)
     if ours.state == "manual":
-        if (known.rebooted or known.mended) and _may("L3", ours, settings):
-            return Step("run", "L3", "somebody has mended it: to be proven", done=_hands(ours, known))
+        proof = "L1" if ours.node else "L3"
+        if (known.rebooted or known.mended) and _may(proof, ours, settings):
+            return Step("run", proof, "somebody has mended it: to be proven", done=_hands(ours, known))
         return Step("wait", why=f"{ours.rung} is to be done by hand")
     if ours.state == "untested":
         if ours.attempt >= TRIES or known.age < settings.ladder.retry or not _may(ours.rung, ours, settings):
@@ -148,6 +149,8 @@ def after(
     wanted = max([one for one in higher if _rank(one) > _rank(rung)], key=_rank, default=own)
     if wanted in BY_HAND and ours.done and _rank(wanted) <= _rank(ours.done):  # and it stands all the same
         wanted = rungs.LADDER[ours.done].failed
+    if wanted == "RMA" and ours.node:
+        return Step("manual", "repair")  # there is no GPU to be returned; mended, the node comes back
     if wanted == "repair" and wanted in higher and not rungs.enabled(settings, "repair"):
         return Step("manual", wanted)  # the policy's own word for it: a cable, not a GPU to be returned
     return _queue(wanted, ours, settings)

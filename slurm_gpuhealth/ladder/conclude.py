@@ -113,6 +113,10 @@ def give_back(
         if after.owner == "admin" and after.reason != remark.read_said(record.comment).was:
             detail = "an admin took it out while it was given back"
             decisions.note(journal, time.time(), "worker", "taken over", record.reason, detail, after.reason, None)
+        else:
+            decisions.note(
+                journal, time.time(), "ladder", "given back", decisions.of_reason(ours), "", record.reason, None
+            )
         return "back"
     finally:
         if turn is not None:
@@ -236,7 +240,7 @@ def _named(ours: Reason, result: Result) -> Reason:
         source, _, code = result.test.rpartition(":")
         fact = reasons.fact(source, code)
     gpu = ours.gpu if ours.gpu is not None or result.gpu is None else result.gpu.index
-    return replace(ours, fact=fact, gpu=gpu)
+    return replace(ours, fact=fact, gpu=gpu, node=ours.node and gpu is None)
 
 
 def _write_result(given: Climb, record: NodeRecord, ours: Reason, result: Result, follows: str) -> None:

@@ -24,7 +24,9 @@ def reason(
     level = finding.details.get("level") if finding.source == "dcgm" else None
     fact = reasons.fact(finding.source, finding.code)
     backs, boots = _past(journal, record, fact, gpu.index, now - settings.ladder.window)
-    rung = climb.entry(worst.rung or "repair", backs)  # no test mends what has no rung: hands
+    rung = worst.rung or "repair"  # no test mends what has no rung: hands
+    if finding.about_gpus:  # else its coming back says nothing of a GPU, and none is to be returned
+        rung = climb.entry(rung, backs)
     return Reason(
         fact=fact,
         gpu=gpu.index,
@@ -36,6 +38,7 @@ def reason(
         job=job,
         next=rung if level else "",
         boots=boots,
+        node=not finding.about_gpus,
     )
 
 

@@ -39,7 +39,7 @@ def run(climb: Climb) -> Result:
     climb.check_hold()
     from slurm_gpuhealth.ladder import test
 
-    return test.levels(climb, 3)
+    return test.levels(climb, 1 if climb.ours.node else 3)
 
 
 def _environment(climb: Climb) -> dict[str, str]:

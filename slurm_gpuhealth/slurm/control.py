@@ -168,6 +168,11 @@ def requeue(slurm: settings.Slurm, job: records.JobRecord) -> None:
         _ask(slurm, slurm.scontrol, "update", f"JobId={job.name}", "Requeue=0")
 
 
+def asks_by_name(slurm: settings.Slurm, job: records.JobRecord) -> bool:
+    """Whether the job asks for nodes by name (--nodelist), or it can't be told: then `keep_off` does nothing."""
+    return records.parse_excluded(_ask(slurm, slurm.scontrol, "-o", "show", "job", job.name)) is None
+
+
 def keep_off(slurm: settings.Slurm, job: records.JobRecord, node: str) -> None:
     """Keep a pending job away from a node, beside those that its user excludes; not one that asks for nodes by name."""
     excluded = records.parse_excluded(_ask(slurm, slurm.scontrol, "-o", "show", "job", job.name))

@@ -80,19 +80,20 @@ class Reason:
     """The highest rung that somebody has done by hand for this."""
     by: str = ""
     """The user who asked: any text; written percent-encoded and cut to 64 bytes."""
+    node: bool = False
+    """No GPU is concerned: written `node` in the place of `GPU*`."""
     tail: tuple[str, ...] = ()
     """What Slurm has appended, ("reboot issued", "reboot complete"). Read, never written."""
 
 
 def write(reason: Reason) -> str:
     """The one line for `scontrol update ... reason=`, at most 255 bytes. Raises ValueError naming the bad field."""
-    gpu = "*" if reason.gpu is None else str(reason.gpu)
     for name, good in _checks(reason).items():
         if not good:
             raise ValueError(f"a reason's {name} can't be {getattr(reason, name)!r}")
     parts = [
         PREFIX + reason.fact,
-        f"GPU{gpu}",
+        which(reason),
         reason.rung,
         reason.state,
         reason.pci and f"{reason.pci}.0",
@@ -109,13 +110,19 @@ def write(reason: Reason) -> str:
     return " ".join(part for part in parts if part)
 
 
+def which(reason: Reason) -> str:
+    """`GPU3`, `GPU*`, or `node` where no GPU is concerned."""
+    return "node" if reason.node else f"GPU{'*' if reason.gpu is None else reason.gpu}"
+
+
 def parse(text: str) -> Reason | None:
     """Our reason read back, with what Slurm appended; None if it is not ours or no longer as we wrote it."""
     ours, *tail = text.split(" : ")
     words = ours.split(" ")
     if not ours.startswith(PREFIX) or len(words) < 4 or not all(part in SLURM_TAILS for part in tail):
         return None
-    gpu = words[1][3:]
+    node = words[1] == "node"
+    gpu = "*" if node else words[1][3:]
     fields: dict[str, str] = {}
     for word in words[4:]:
         key, equals, value = word.partition("=")
@@ -125,7 +132,7 @@ def parse(text: str) -> Reason | None:
         reason = Reason(
             words[0][len(PREFIX) :], None if gpu == "*" else int(gpu), words[2], words[3],
             **{**fields, "by": _unescape(fields.get("by", ""))}, job=int(job) if job else None,
-            attempt=int(attempt or 1), boots=int(boots or 0), tail=tuple(tail),
+            attempt=int(attempt or 1), boots=int(boots or 0), node=node, tail=tuple(tail),
         )  # fmt: skip
         # Exactly what we would write: nothing lost, doubled, reordered or added by somebody.
         return reason if write(reason) == ours else None
@@ -178,7 +185,7 @@ def _checks(reason: Reason) -> dict[str, bool]:
     date = "".join("9" if c.isdigit() and c.isascii() else c for c in reason.since)
     return {
         "fact": 0 < len(reason.fact) <= MAX_FACT and WORD.issuperset(reason.fact),
-        "gpu": reason.gpu is None or 0 <= reason.gpu < 10000,
+        "gpu": reason.gpu is None or (0 <= reason.gpu < 10000 and not reason.node),
         "rung": reason.rung in RUNGS,
         "state": reason.state in STATES,
         "pci": not reason.pci or _is_pci(reason.pci),

@@ -2,6 +2,7 @@
 
     Comment   gpuhealth: ack FACT until YYYY-MM-DDThh:mmZ, was TEXT;        what an admin said
     Extra     gpuhealth: L3 pass GPU3 memory 46 at=… fact=Xid79 next=… backs=1 boots=1;     what came of it
+              gpuhealth-waits: Xid79 GPU3 L3;     a fault for which the budget has no room
 
 Both outlive a resume, a reboot and the node's own journal. A part of ours begins with `gpuhealth: ` and ends with `;`.
 """
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PREFIX = "gpuhealth: "
+WAITS = "gpuhealth-waits: "
 TIME = "%Y-%m-%dT%H:%MZ"
 MARKS = "%;,\n"
 
@@ -105,6 +107,16 @@ def read_said(comment: str) -> Said:
     return Said(acks, was)
 
 
+def write_waits(extra: str, fault: str) -> str:
+    """`extra` with the fault that waits for the budget; "": none."""
+    return _put(extra, " ".join(word if word == "GPU*" else _word(word) for word in fault.split()), WAITS)
+
+
+def read_waits(extra: str) -> str:
+    """The fault that waits for the budget, `Xid79 GPU3 L3`; "" where none does."""
+    return _find(extra, WAITS)
+
+
 def stamp(when: float) -> str:
     """`YYYY-MM-DDThh:mmZ`."""
     return time.strftime(TIME, time.gmtime(when))
@@ -117,19 +129,19 @@ def read_stamp(text: str) -> float:
     return float(calendar.timegm(time.strptime(text, TIME)))
 
 
-def _put(text: str, ours: str) -> str:
+def _put(text: str, ours: str, prefix: str = PREFIX) -> str:
     """`text` with our part replaced by `ours`; without one when `ours` is empty."""
-    begin = text.find(PREFIX)
+    begin = text.find(prefix)
     if begin >= 0:
         head, tail = text[:begin].rstrip(), text[begin:].partition(";")[2].strip()
         text = f"{head} {tail}".strip()
-    return f"{text} {PREFIX}{ours};".strip() if ours else text
+    return f"{text} {prefix}{ours};".strip() if ours else text
 
 
-def _find(text: str) -> str:
+def _find(text: str, prefix: str = PREFIX) -> str:
     """Our part without its marks; "" where there is none."""
-    begin = text.find(PREFIX)
-    part, end, _ = text[begin + len(PREFIX) :].partition(";")
+    begin = text.find(prefix)
+    part, end, _ = text[begin + len(prefix) :].partition(";")
     return part.strip() if begin >= 0 and end else ""
 
 

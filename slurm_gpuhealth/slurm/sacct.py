@@ -205,7 +205,8 @@ def ask(settings: Settings, argv: Sequence[str]) -> str:
             f"{what}: no answer in {timeout:g} s: is {whose} up ([accounting] timeout)? {error}".strip()
         )
     if done.rc in (126, 127):
-        raise NoProgram(f"{error}: set its path in the table [accounting] of gpuhealth.toml")
+        table = "slurm" if argv[0] == settings.slurm.scontrol else "accounting"
+        raise NoProgram(f"{error}: set its path in the table [{table}] of gpuhealth.toml")
     if any(words in error for words in (*NO_ANSWER, "slurmdbd")):  # sacctmgr then exits 0 with nothing
         raise ControllerDown(f"{what}: {error}")
     if done.rc:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import sqlalchemy
@@ -108,7 +109,12 @@ def _postgresql(settings: Settings) -> Engine:
     try:
         return sqlalchemy.create_engine(url, connect_args=options, pool_pre_ping=True)
     except ModuleNotFoundError as error:
-        raise StoreError(f"store.url needs {error.name}: pip install 'slurm-gpuhealth[postgresql]'") from None
+        raise StoreError(f"store.url needs {error.name}: {pip()} install 'slurm-gpuhealth[postgresql]'") from None
+
+
+def pip() -> str:
+    """That of this installation: the system's refuses (PEP 668), or installs elsewhere."""
+    return os.path.join(os.path.dirname(sys.executable), "pip")
 
 
 def _migrate(engine: Engine) -> None:

@@ -18,6 +18,7 @@ class Slurm:
         self.nodes, self.orders, self.then = {}, [], []
         for name in (
             "show_node",
+            "show_nodes",
             "drain",
             "set_reason",
             "undrain",
@@ -45,6 +46,9 @@ class Slurm:
         if name not in self.nodes:
             raise control.Refused("show", 1, f"Node {name} not found")
         return self.nodes[name]
+
+    def show_nodes(self, slurm, names=""):
+        return [one for name, one in self.nodes.items() if not names or name in names.split(",")]
 
     def drain(self, slurm, name, reason):
         self.change(name, "drain", flags=self.nodes[name].flags | {"DRAIN"}, reason=write(reason))

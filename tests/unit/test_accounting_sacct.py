@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Accounting, Settings
+from slurm_gpuhealth.settings import Accounting, Settings, Slurm
 from slurm_gpuhealth.slurm import control, sacct
 
 CORPUS = Path(__file__).resolve().parent.parent / "corpus/slurm"
@@ -201,6 +201,9 @@ def test_slurmdbd_that_is_away_is_no_empty_answer(tmp_path):
     os.remove(tmp_path / "sacct")
     with pytest.raises(control.NoProgram, match=r"\[accounting\]"):
         sacct.noted(replace(Settings(), accounting=Accounting(sacctmgr=str(tmp_path / "sacct"))), 0, 10)
+    own = replace(Settings(), slurm=Slurm(scontrol=str(tmp_path / "scontrol")))
+    with pytest.raises(control.NoProgram, match=r"scontrol.*\[slurm\]"):
+        sacct.ask(own, [own.slurm.scontrol, "show", "config"])
 
 
 SAYS = """\

@@ -114,7 +114,7 @@ def test_the_node_name_is_filled_into_paths_only(write):
         assert loaded.paths.state == "/var/gpu-1.a_b/state-gpu-1.a_b"
         assert loaded.dcgm.host == "unix:///run/gpu-1.a_b.sock"
         assert loaded.host.mounts == ("/scratch/gpu-1.a_b",)
-        assert loaded.gpus.driver == "{node}"
+        assert loaded.gpus.driver == ("{node}",)
     assert config.load(path, "other").host.mounts == ("/scratch/other",)
 
 
@@ -273,3 +273,10 @@ def test_site_rows_come_before_the_built_in_ones(write):
     rows = config.load(write('[[policy]]\nfinding = "xid:79"\nseverity = "info"'), "n1").policy
     assert (rows[0].finding, rows[0].severity) == ("xid:79", "info")
     assert len(rows) > 20
+
+
+@pytest.mark.parametrize(
+    ("text", "versions"), [('""', ()), ('"570"', ("570",)), ('["570", "580.95"]', ("570", "580.95"))]
+)
+def test_several_driver_versions_may_be_expected_during_a_roll_out(write, text, versions):
+    assert config.load(write(f"[gpus]\ndriver = {text}\n")).gpus.driver == versions

@@ -64,6 +64,51 @@ def test_a_file_and_a_program_that_others_can_write_are_problems(gpuhealth, monk
     ]
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ('finding = "nvml:temprature"', "so nothing meets nvml:temprature; known: nvml:brake, "),
+        ('finding = "nvml:thremal"', "did you mean nvml:thermal?"),
+        ('finding = "xxid:79"', 'no source has the name "xxid", so nothing meets it; did you mean xid:79?'),
+        ('finding = "xid:remap"', "its codes are numbers, so nothing meets xid:remap"),
+        ('finding = "site:nmve"', "did you mean site:nvme?"),
+        (
+            'finding = "nvml:hot"\nwhen = { temp = 90 }',
+            'nvml:hot has no detail "temp", so nothing meets it; known: action',
+        ),
+        ('finding = "xid:79"\nwhen = { clas = "hardware" }', "did you mean class?"),
+    ],
+)
+def test_a_row_that_nothing_can_meet_is_a_problem_with_the_nearest_name(gpuhealth, row, said):
+    site = '[[check.command]]\nname = "nvme"\nargv = ["/bin/true"]\n'
+    code, output = gpuhealth(f'{site}[[policy]]\nseverity = "warning"\n{row}\n', "check")
+    assert (code, said in output, output.count("\n")) == (1, True, 1), output
+    assert output.startswith("FILE:6: policy[0].finding: " if "when" not in row else "FILE:7: policy[0].when: ")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *('finding = "*"', 'finding = "nvml:*"', 'finding = "*:lost"', 'finding = "xid:6?"', 'finding = "xid:1[34]"'),
+        *('finding = "site:nvme"', 'finding = "site:*"\nwhen = { says = "fault" }', 'finding = "dcgm:brand_new"'),
+        *('finding = "*"\nwhen = { class = "hardware" }', 'finding = "nvml:*\nwhen = { celsius = 90 }'[:17] + '"'),
+    ],
+)
+def test_what_may_come_passes_also_by_a_pattern_and_from_the_sites_own_check(gpuhealth, row):
+    site = '[[check.command]]\nname = "nvme"\nargv = ["/bin/true"]\n'
+    assert gpuhealth(f'{site}[[policy]]\nseverity = "warning"\n{row}\n', "check")[0] == 0
+
+
+def test_only_what_the_file_sets_is_shown_on_request(gpuhealth):
+    code, output = gpuhealth(TEXT, "show", "--changed")
+    assert code == 0
+    assert [line.partition(" = ")[0] for line in output.splitlines()] == [
+        *("mode", "paths.state", "prolog.timeout", "check.command[0].name", "check.command[0].argv", "drain.budget"),
+        "policy[0]",
+    ]
+    assert list(json.loads(gpuhealth(TEXT, "show", "--changed", "--json")[1]))[-1] == "policy[0]"
+
+
 def test_another_file_can_be_checked(gpuhealth, tmp_path):
     (tmp_path / "other.toml").write_text("x = 1")
     code, output = gpuhealth(TEXT, "check", str(tmp_path / "other.toml"))

@@ -56,6 +56,7 @@ def jobs(act, monkeypatch):
             db.execute(sql.insert(schema.attempt).values(**key, start=NOW - 7200.4, end=NOW))
     monkeypatch.setattr(control, "show_job", lambda _, job: known[job])
     monkeypatch.setattr(control, "requeue", lambda _, job: orders.append(f"requeue {job.name}"))
+    monkeypatch.setattr(control, "asks_by_name", lambda *_: False)
     monkeypatch.setattr(control, "keep_off", lambda _, job, node: orders.append(f"off {node}"))
     known["orders"] = orders
     return known
@@ -226,6 +227,17 @@ def test_hundreds_of_jobs_are_not_requeued_at_once(act, jobs, monkeypatch):
     assert jobs["orders"].count("requeue 7") == 3
 
 
+def test_a_job_that_asks_for_nodes_by_name_is_not_sent_back_to_the_node_that_it_died_of(act, jobs, monkeypatch):
+    one = act(requeue=True)
+    monkeypatch.setattr(control, "asks_by_name", lambda *_: True)
+    actions.after(one, [DIED], [])
+    actions.after(one, [DIED], [])
+    assert (jobs["orders"], done(one, "requeue")) == (
+        [],
+        ["not requeued: it asks for nodes by name, and might die of n1 again"],
+    )
+
+
 def test_a_requeue_that_was_cut_short_counts_as_done(act, jobs, monkeypatch):
     one = act(requeue=True)
     monkeypatch.setattr(control, "requeue", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -244,6 +256,30 @@ def test_the_verdict_is_written_where_the_user_looks_and_again_only_when_it_chan
     actions.after(one, [DIED._replace(cause="application", node=None, gpu=None)], [])
     assert len(done(one, "comment")) == 2
     assert accounting["7_1"].startswith("gpuhealth: application (0.95)")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        DIED._replace(confidence=0.8),
+        DIED._replace(cause="application", node=None, gpu=None, confidence=0.6),
+        DIED._replace(cause="unknown", node=None, gpu=None, confidence=0.49),
+    ],
+    ids=["less sure", "another, and not sure", "nothing"],
+)
+def test_what_a_user_was_told_stands_until_something_else_is_sure(act, accounting, other):
+    one = act(comment=True)
+    actions.after(one, [DIED], [])
+    actions.after(one, [other], [])
+    assert accounting["7_1"].startswith("gpuhealth: node n1 GPU GPU-3 (0.95)")
+    assert len(done(one, "comment")) == 1
+
+
+def test_a_user_is_not_told_now_the_one_and_now_the_other(act, accounting):
+    one, bug = act(comment=True), DIED._replace(cause="application", node=None, gpu=None)
+    for verdict in (bug, DIED, bug, DIED):
+        actions.after(one, [verdict], [])
+    assert (accounting["7_1"][:19], len(done(one, "comment"))) == ("gpuhealth: node n1 ", 2)
 
 
 @pytest.mark.parametrize(("age", "comments"), [(3600, 1), (3 * 86400, 0)])

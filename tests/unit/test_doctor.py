@@ -418,6 +418,18 @@ def test_hooks_are_listed_as_slurm_finds_them(tmp_path):
     assert found["30-comment"].starts == ""
     assert (found["20-off"].runs, found["folder"].kind, found["dangling"].kind) == (False, "folder", "missing")
     assert [one.kind for one in command.list_hooks("/nowhere/hook")] == ["missing"]
+    lines = list(judge(listing=prolog(found["dangling"])))
+    line = next(one for one in lines if "does not exist" in one.what)
+    assert "dangling (a link to /nowhere) does not exist" in line.what
+    assert line.remedy == "ls -l /nowhere"
+
+
+def test_folders_of_a_node_that_are_not_there_are_named_and_no_traceback_is_the_answer(tmp_path):
+    settings = Settings(paths=Paths(proc=str(tmp_path / "n7/proc"), sys=str(tmp_path), dev=str(tmp_path)))
+    (line,) = command._node(settings, "n7", None)
+    assert (line.level, line.check) == ("FAIL", "paths")
+    assert f"proc = {tmp_path}/n7/proc in [paths]: not there" in line.what
+    assert "--node NAME" in line.remedy
 
 
 @pytest.mark.parametrize("program", ["prolog", "epilog"])

@@ -4,11 +4,14 @@ import os
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sql
 
 from slurm_gpuhealth import doctor_store
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Correlate, Settings, Store
+from slurm_gpuhealth.settings import Correlate, Paths, Settings, Store
 from slurm_gpuhealth.slurm.node import parse_config
+from slurm_gpuhealth.store import schema
+from slurm_gpuhealth.store.open import open_store
 
 FILES = Settings(store=Store(url="file:///shared"))
 DATABASE = Settings(store=Store(url="postgresql://me@db/x"))
@@ -133,3 +136,40 @@ def test_what_keeps_correlate_from_what_it_is_to_do_is_told(config, correlate, c
     settings = Settings(correlate=Correlate(**correlate))
     lines = doctor_store.judge_slurm_conf({key: (value,) for key, value in config.items()}, settings)
     assert [line.check for line in lines] == checks
+
+
+@pytest.mark.parametrize(
+    ("ran", "facts", "error", "levels"),
+    [
+        (NOW - 70, {"nodes": 4, "silent": []}, "", {"correlate": "ok", "shipping": "ok"}),
+        (NOW - 9999, {"nodes": 4, "silent": []}, "", {"correlate": "warn", "shipping": "ok"}),
+        (0.0, {}, "", {"correlate": "warn"}),
+        (NOW - 70, {"nodes": 4, "silent": ["n3"]}, "", {"correlate": "ok", "shipping": "warn"}),
+        (NOW - 70, {}, "locked", {"correlate": "ok", "shipping": "warn"}),
+    ],
+)
+def test_on_the_controller_it_is_told_whether_correlate_runs_and_hears_of_the_nodes(ran, facts, error, levels):
+    lines = list(doctor_store.judge_controller(ran, facts, error, NOW))
+    assert {line.check: line.level for line in lines} == levels
+    assert all(line.remedy for line in lines if line.level == "warn")
+
+
+def test_a_node_that_tells_nothing_of_the_gpu_jobs_that_ended_there_is_named(tmp_path):
+    now = 1_795_220_000.0
+    settings = replace(FILES, store=replace(FILES.store, database=str(tmp_path / "store/cluster.db")))
+    with open_store(settings).begin() as db:
+        for number, (name, ago, gpus) in enumerate((("n1", 7200, 9), ("n2", 7200, 9), ("n3", 7200, 0), ("n4", 60, 9))):
+            key = {"cluster": "lab", "job": number, "attempt": 0}
+            db.execute(sql.insert(schema.attempt).values(**key, start=now - 9000, end=now - ago, gpu_seconds=gpus))
+            db.execute(sql.insert(schema.attempt_node).values(**key, node=name, start=now - 9000, end=now - ago))
+        for name, ago in (("n1", 7000), ("n2", 8000)):
+            db.execute(sql.insert(schema.node).values(node=name, journal="j", last_shipped=now - ago))
+    assert doctor_store.silent(settings, now) == {"nodes": 2, "silent": ["n2"]}
+
+
+def test_a_node_where_correlate_does_not_run_and_a_cluster_without_a_store_hear_nothing_of_it(tmp_path):
+    settings = replace(FILES, paths=Paths(run=str(tmp_path)))
+    assert list(doctor_store.examine_controller(settings, True, NOW)) == []
+    assert list(doctor_store.examine_controller(replace(settings, store=Store()), False, NOW)) == []
+    (line,) = doctor_store.examine_controller(settings, False, NOW)
+    assert (line.level, "never ran" in line.what) == ("warn", True)

@@ -14,9 +14,11 @@ from slurm_gpuhealth.child import Completed
 from slurm_gpuhealth.commands import explain_job
 from slurm_gpuhealth.commands.gpuhealth import main
 from slurm_gpuhealth.correlate import words
-from slurm_gpuhealth.correlate.model import Term, Verdict
+from slurm_gpuhealth.correlate.model import Suspicion, Term, Verdict
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.settings import Store
+from slurm_gpuhealth.slurm import control, remark
+from slurm_gpuhealth.slurm.node import NodeRecord
 from slurm_gpuhealth.store import judged, schema
 from slurm_gpuhealth.store.open import open_store
 
@@ -85,7 +87,8 @@ def test_each_attempt_is_told_with_what_speaks_for_and_against_and_what_was_done
     assert "It died of the node, n1 GPU3. Confidence high (0.95)." in said
     assert said.index("for: Xid 79 on n1") < said.index("against: its log blames the program")
     assert "requeue: requeued" in said
-    assert "What to do: requeue it as it is" in said
+    assert "What to do: nothing more: attempt 2 ended well" in said
+    assert "requeue it as it is" not in said  # it has been
     assert "attempt 2 of 2" in said
     assert "It ended well." in said
     assert "\x1b" not in said
@@ -194,6 +197,21 @@ def test_lemons_below_what_the_store_keeps_cannot_be_asked_for_and_are_not_denie
     assert (done.exit_code, "0.05<=x<=1" in done.output) == (2, True)
 
 
+def test_a_lemon_that_is_held_already_is_due_for_nothing_else_and_level_2_is_nobodys_to_ask_for(ask, monkeypatch):
+    held = NodeRecord("n1", "IDLE", frozenset({"DRAIN"}), "gpuhealth:Xid79 GPU3 reboot fail next=RMA")
+    free = NodeRecord("n9", "IDLE", frozenset(), "", extra=remark.write_waits("", "lost GPU1 L3"))
+    monkeypatch.setattr(control, "show_nodes", lambda *_: [held, free])
+    with open_store(ask.store).begin() as db:
+        found = [
+            Suspicion(name, END, 0.9, 1.0, 1.0, 0.1, rung) for name, rung in (("n1", "L2"), ("n2", "L2"), ("n3", "L4"))
+        ]
+        judged.keep_suspicions(db, found, END)
+    first, header, *rows = ask("lemons").output.splitlines()
+    assert first == "n9: in service with a fault, for the budget has no room: lost GPU1 L3"
+    due = header.index("DUE")
+    assert [row[due:].split("  ")[0] for row in rows[:3]] == ["held: RMA", "-", "L4"]
+
+
 def test_that_no_node_is_a_lemon_is_said_with_when_that_was_seen(ask):
     def said():
         return ask("lemons").output
@@ -217,4 +235,5 @@ def test_what_is_not_installed_is_said_with_how_to_install_it(command, tmp_path)
         [sys.executable, "-c", script, *command], env=env, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "Error: it needs sqlalchemy: pip install 'slurm-gpuhealth[controller]'\n"
+    pip = f"{os.path.dirname(sys.executable)}/pip"  # the one of this installation: the system's refuses
+    assert done.stderr == f"Error: it needs sqlalchemy: {pip} install 'slurm-gpuhealth[controller]'\n"

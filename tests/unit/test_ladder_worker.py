@@ -6,17 +6,20 @@ import pytest
 
 from slurm_gpuhealth import record
 from slurm_gpuhealth.commands import check
+from slurm_gpuhealth.config import POLICY_PATH
+from slurm_gpuhealth.config_check import parse_with_lines
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import ask as asking
 from slurm_gpuhealth.ladder import climb as core
 from slurm_gpuhealth.ladder import rungs, state
-from slurm_gpuhealth.settings import Drain, Ladder, Paths, Reboot, Repair, Reset, Settings
+from slurm_gpuhealth.settings import Check, Command, Drain, Ladder, Paths, Reboot, Repair, Reset, Row, Settings
 from slurm_gpuhealth.slurm import remark
 from tests import model
 from tests.model_slurm import SITE
 
 DAY = 86400
+SAYS_FAULT = {"check": "scratch", "says": "fault", "gpu": False}
 
 
 @pytest.fixture
@@ -49,6 +52,10 @@ def checks(world, node, minutes=3, every=61):
     for _ in range(int(minutes)):
         world.pass_time(every)
         world.check(node)
+
+
+def built_in():
+    return tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
 
 
 def words(node):
@@ -96,6 +103,13 @@ def test_what_a_reset_mends_is_reset_and_comes_back(world, node):
         "back",
         1,
     )
+
+
+def test_the_last_decision_on_a_node_that_came_back_is_that_it_did(world, node):
+    node.standing["remap"] = "reset"
+    checks(world, node)
+    last = node.journal.one("SELECT action, reason, was FROM decision ORDER BY id DESC LIMIT 1")
+    assert (last[:2], "reset" in last[2]) == (("given back", "remap GPU3 reset"), True)
 
 
 def test_a_lost_gpu_that_a_reboot_brings_back_is_rebooted_once_and_resumed(world, node):
@@ -160,6 +174,22 @@ def test_a_rung_that_is_off_waits_and_what_somebody_mended_by_hand_is_proven(wor
     node.standing.clear()
     checks(world, node, 10)
     assert (steps(node), repr(node)) == ([("L3", "pass", "back")], "n1 IDLE ''")
+
+
+@pytest.mark.parametrize("command", [(), ("/bin/true",)], ids=["by hands", "a program that does not help"])
+def test_what_concerns_no_gpu_gets_no_deep_test_and_no_rma_and_the_node_is_back_once_it_is_mended(
+    world, node, settings, command
+):
+    site = Check(command=(Command("scratch", ("/bin/true",), mode="enforce"),))
+    node.settings = settings = replace(settings, policy=built_in(), check=site, repair=Repair(command=command))
+    full = Finding(time.time(), "site", "scratch", "no /scratch", None, "fault", True, details=SAYS_FAULT)
+    record.keep(node.journal, settings, [full], time.time())
+    checks(world, node, 8)
+    assert words(node) == "scratch node repair manual"
+    record.clear(node.journal, ("site",), [], time.time())
+    checks(world, node, 7)
+    assert repr(node) == "n1 IDLE ''"
+    assert {rung for rung, _, _ in steps(node)} <= {"L1", "repair"}
 
 
 def test_a_pass_beside_a_fault_that_stands_is_none(world, node, monkeypatch):

@@ -209,11 +209,14 @@ def test_the_configured_number_of_gpus_decides_who_is_missing(baseline):
 
 
 def test_expected_versions_are_configuration(baseline):
-    settings = Settings(gpus=Gpus(driver="570", vbios=("96.00.01",)))
+    settings = Settings(gpus=Gpus(driver=("570",), vbios=("96.00.01",)))
     findings, _ = judge(gpus(), baseline, settings=settings)
     assert {finding.code for finding in findings} == {"vbios", "driver"}
     assert all(finding.details["class"] == "config" and finding.severity == "warning" for finding in findings)
-    assert judge(gpus(), baseline, settings=Settings(gpus=Gpus(driver="580.95", vbios=("1", "96.00.99"))))[0] == []
+    assert (
+        judge(gpus(), baseline, settings=Settings(gpus=Gpus(driver=("570", "580.95"), vbios=("1", "96.00.99"))))[0]
+        == []
+    )
 
 
 def test_after_a_boot_a_narrow_link_of_before_is_forgotten(baseline):

@@ -1,10 +1,13 @@
 """The built-in policy, reviewed row by row: what each finding leads to, and that each row is needed."""
 
+import ast
 import json
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
+from slurm_gpuhealth import policy_check, runbook
 from slurm_gpuhealth.config import POLICY_PATH
 from slurm_gpuhealth.config_check import parse_with_lines
 from slurm_gpuhealth.findings import Finding
@@ -146,6 +149,7 @@ REVIEWED = [
     ("host:unreadable", {}, 9999, "info", ""),
     # A site's check by its own word.
     ("site:nvme", {"says": "fault"}, 1, "fault", "L3"), ("site:nvme", {"says": "warning"}, 9, "warning", ""),
+    ("site:scratch", {"says": "fault", "gpu": False}, 1, "fault", "L1"),
     ("site:nvme", {"says": "info"}, 9, "info", ""), ("site:nvme", {}, 9, "info", ""),
     ("leftover:process", {}, 9, "warning", ""),
     # What nobody thought of never drains.
@@ -183,7 +187,7 @@ FOLLOWS = {
     "ib:port-down": (GIVEN_BACK, "RMA"), "ib:port-missing": (GIVEN_BACK, "RMA"),
     "nvml:remap-fail": (HANDS, HANDS),
     # Not of DCGM's world.
-    "site:nvme": (GIVEN_BACK, "repair"),
+    "site:nvme": (GIVEN_BACK, "repair"), "site:scratch": (GIVEN_BACK, "repair"),
 }  # fmt: skip
 
 
@@ -255,3 +259,22 @@ def test_what_a_sites_check_still_says_after_level_3_is_for_hands_or_the_sites_p
         ours, "L3", Result("pass"), [still], Settings(repair=Repair(command=command)), row.passed, row.failed
     )
     assert (after.do, after.rung) == step
+
+
+def test_every_row_of_the_built_in_policy_and_of_the_runbook_can_be_met():
+    book = [Row(key, "info", when=one.when) for one in runbook.load() for key in one.finding if key[:8] != "request:"]
+    assert list(policy_check.unmatched([*ROWS, *book], ())) == []
+
+
+def test_every_detail_that_a_source_gives_can_be_asked_for():
+    package = Path(policy_check.__file__).parent
+    files = [*package.glob("evidence/*.py"), package / "diagnose/model.py", package / "diagnostic.py"]
+    given = set()
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
+        if isinstance(node, ast.keyword) and node.arg == "details":
+            keys = [key.value for key in getattr(node.value, "keys", []) if isinstance(key, ast.Constant)]
+            given |= {*keys, *(word.arg for word in getattr(node.value, "keywords", []) if word.arg)}
+    known = {name for names in policy_check.DETAILS.values() for name in names}
+    assert len(given) > 15
+    assert given <= known
+    assert set(policy_check.DETAILS) == set(policy_check.SOURCES)

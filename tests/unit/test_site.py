@@ -47,7 +47,7 @@ def test_the_exit_code_is_the_severity_and_the_first_line_the_message(shop, rc, 
     (finding,), _ = shop.look(shop.program(f"echo; echo disk $1; echo more; exit {rc}", "nvme"))
     assert (finding.source, finding.code, finding.severity, finding.standing) == ("site", "nvme", severity, True)
     assert finding.message == "nvme: disk argument"
-    assert finding.details == {"check": "nvme", "says": severity}
+    assert (finding.details, finding.about_gpus) == ({"check": "nvme", "says": severity, "gpu": False}, False)
 
 
 def test_all_well_says_nothing(shop):

@@ -2,12 +2,15 @@
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import Cluster
 from tests.daemons import Daemons, free_ports, until
+from tests.demo import left, stop
+from tests.lab import Lab
 
 
 @pytest.fixture
@@ -73,3 +76,31 @@ def test_ports_differ_and_lie_below_the_kernels_own():
 def test_without_root_it_says_so(tmp_path):
     with pytest.raises(PermissionError, match="root"):
         Cluster(tmp_path).start()
+
+
+def test_a_lab_whose_configuration_is_refused_says_why_at_once(tmp_path):
+    open_to_all = tmp_path / "labs"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=f"{open_to_all} can be written by others.*\n(.*\n)*.*GPUHEALTH_LABS="):
+        Lab(open_to_all / "demo", nodes=1).start()
+    assert time.monotonic() - began < 30
+    assert not (open_to_all / "demo/nodes").exists()
+
+
+def test_a_failed_demo_names_only_folders_that_are_there(tmp_path):
+    lab = Lab(tmp_path / "demo", nodes=2)
+    lab.lab.mkdir()
+    assert left(lab) == [tmp_path / "demo"]
+    (tmp_path / "demo/log").mkdir()
+    (tmp_path / "demo/nodes/n2/state").mkdir(parents=True)
+    assert left(lab) == [tmp_path / "demo/log", tmp_path / "demo/nodes/n2/state"]
+
+
+def test_a_kept_demo_is_stopped_where_it_is_and_no_other_folder_is_removed(tmp_path):
+    lab = tmp_path / "elsewhere/demo"
+    (lab / "etc").mkdir(parents=True)
+    assert (stop(lab), lab.exists()) == (1, True)
+    (lab / "etc/slurm.conf").touch()
+    assert (stop(lab), lab.exists()) == (0, False)

@@ -18,6 +18,7 @@ EXAMPLES = {
         "memory", 3, "L4", "fail", pci="0000:5d:00", serial="1652823055571", next="RMA"
     ),
     "gpuhealth:asked GPU* L3 queued by=alice": Reason("asked", None, "L3", "queued", by="alice"),
+    "gpuhealth:scratch node L1 queued": Reason("scratch", None, "L1", "queued", node=True),
     "gpuhealth:Xid79 GPU3 reboot claim": Reason("Xid79", 3, "reboot", "claim"),
     "gpuhealth:Xid79 GPU3 L3 running to=L4 try=2 boots=1": Reason(
         "Xid79", 3, "L3", "running", to="L4", attempt=2, boots=1

@@ -91,6 +91,12 @@ class TestIncidents:
         array = [job(10 + number, (6 + number) / 240, "u0", hours=0.02) for number in range(20)]
         assert p(after(*six, *array), 1) >= p(after(*six), 1) > 0.5
 
+    @pytest.mark.parametrize("died", [(), (job(1, 1 - 0.16, hours=4.0),)], ids=["idle", "under a job"])
+    def test_of_one_incident_the_gpu_with_the_strongest_evidence_is_meant(self, died):
+        warm = Event(NOW + DAY - 20, "n1", 2, "nvml", "hot", "warning")
+        shares = after(*died, warm, xid(1, gpu=3)).suspicion("n1", NOW + 2 * DAY).gpus
+        assert shares.get("3", 0) > 0.9
+
     def test_gpus_are_told_apart(self):
         correlator = after(xid(0, gpu="GPU-b"), xid(3, gpu="GPU-b"), xid(6, gpu="GPU-c"))
         shares = correlator.suspicion("n1", NOW + 6 * DAY).gpus

@@ -1,6 +1,7 @@
 """Which holds an admin means, and what the ack leaves of a node's Comment."""
 
 import pytest
+from click.testing import CliRunner
 
 from slurm_gpuhealth.commands import undrain
 from slurm_gpuhealth.settings import Settings
@@ -93,3 +94,49 @@ def test_only_the_down_of_our_own_reboot_is_ended(monkeypatch, boots, order):
     monkeypatch.setattr(undrain.control, "undrain", lambda slurm, name: orders.append("undrain"))
     undrain._give_back(Settings(), [one], NOW + 6000, NOW)
     assert orders == ["ack", order]
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """n1 is held for a lost GPU, n2 for something else; for n3's fault there was no room."""
+    nodes = {
+        "n1": record(XID),
+        "n2": record(Reason("Xid48", 1, "reset", "queued")),
+        "n3": record("", flags=()),
+    }
+    nodes = {name: undrain.replace(one, name=name) for name, one in nodes.items()}
+    nodes["n3"] = undrain.replace(nodes["n3"], extra=remark.write_waits("", "lost GPU3 L3"))
+
+    def change(names, comment, **more):
+        for name in names:
+            nodes[name] = undrain.replace(
+                nodes[name], comment=nodes[name].comment if comment is None else comment, **more
+            )
+
+    control = undrain.control
+    monkeypatch.setattr(control, "show_nodes", lambda slurm, names: list(nodes.values()))
+    monkeypatch.setattr(control, "comment_all", lambda slurm, names, comment: change(names, comment))
+    free = {"flags": frozenset(), "reason": ""}
+    monkeypatch.setattr(control, "undrain_all", lambda slurm, names, comment: change(names, comment, **free))
+    monkeypatch.setattr(undrain, "settings_or_defaults", lambda here: (Settings(), []))
+    return nodes
+
+
+def run(*argv):
+    done = CliRunner().invoke(undrain.undrain, [*argv, "--yes"], obj="n1")
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_everywhere_is_also_where_another_fact_holds_the_node_and_says_no_more_than_it_does(cluster):
+    told = run("--fact", "Xid79", "--everywhere")
+    assert all("Xid79" in remark.read_said(one.comment).acks for one in cluster.values())
+    assert cluster["n2"].ours is not None
+    assert "Xid79: drains no node until " in told
+    assert "any other fact still does" in told
+
+
+def test_that_a_lost_gpu_is_lost_still_and_who_is_drained_next_are_said(cluster):
+    told = run("--fact", "*", "--confirmed")
+    assert "broken still, as far as is known, and jobs will start there: n1 (Xid79)\n" in told
+    assert "these are drained next: n3 (lost GPU3 L3)" in told

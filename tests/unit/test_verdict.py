@@ -146,6 +146,63 @@ class TestLikelihood:
         assert (verdict.node, verdict.gpu) == ("n1", "GPU-c")
 
 
+class TestALogThatSpeaksOfHardware:
+    """Of a node whose own log says nothing of it, or says it later."""
+
+    ECC = Reading("node", 0.85, "hardware", Cited(1, "CUDA error: uncorrectable ECC error"), fingerprint="ecc")
+
+    def failing(self):
+        """A correlator that knows the application: it fails by itself in a third of its runs."""
+        correlator = Correlator(Suspicion())
+        for one in range(60):
+            state = "FAILED" if one % 3 == 0 else "COMPLETED"
+            correlator.attempt(attempt(state, (f"n{one % 9 + 20}",), job=100 + one, log_class="application"))
+        return correlator
+
+    @pytest.mark.parametrize("seconds", [4, 30, 3600])
+    def test_is_never_called_the_applications_without_another_word(self, seconds):
+        verdict = self.failing().attempt(attempt(hours=seconds / 3600, reading=self.ECC))
+        assert verdict.cause in ("unknown", "node")
+        assert verdict.masses["application"] < 0.5
+        assert sum(verdict.masses.values()) == pytest.approx(1)
+        assert "have the node tested" in verdict.advice
+
+    def test_is_the_nodes_as_soon_as_the_node_says_so_too(self):
+        correlator = self.failing()
+        correlator.attempt(attempt(hours=4 / 3600, reading=self.ECC))
+        correlator.event(Event(NOW + 3, "n1", None, "xid", "48"))
+        (verdict,) = correlator.rescored()
+        assert (verdict.cause, verdict.node) == ("node", "n1")
+
+    def test_is_the_programs_where_it_says_the_same_on_nodes_apart(self):
+        correlator = self.failing()
+        for job in range(3):
+            verdict = correlator.attempt(attempt(hours=0.01, nodes=(f"n{job}",), job=job, reading=self.ECC))
+        assert verdict.cause == "application"
+        assert "on other nodes" in verdict.advice
+
+
+class TestWhichXid:
+    def signs(self, *times, tests=()):
+        correlator = Correlator(Suspicion())
+        for when in times:
+            correlator.event(Event(NOW + when, "n1", None, "xid", "48"))
+        for level, when in tests:
+            detail = {"level": level, "passed": True, "gpus": []}
+            correlator.event(Event(NOW + when, "n1", None, "test", f"L{level}", "info", detail))
+        verdict = correlator.attempt(attempt(hours=0.01, log_class="hardware"))
+        return verdict, " ".join(term.text for term in verdict.terms)
+
+    def test_that_of_the_run_is_named_before_one_that_was_there_already(self):
+        _, told = self.signs(-60, 30)
+        assert ("while it ran" in told, "before its start" in told) == (True, False)
+
+    def test_one_that_a_test_has_shown_to_be_mended_is_not_named(self):
+        assert "before its start" in self.signs(-60)[1]
+        assert "before its start" in self.signs(-60, tests=[(1, -30)])[1]
+        assert "before its start" not in self.signs(-60, tests=[(3, -30)])[1]
+
+
 class TestTerms:
     def test_the_strongest_comes_first_and_the_log_is_not_quoted(self):
         reading = Reading(kind="application", error="<secret>", frame="<secret>", cause=Cited(1, "<secret>"))
@@ -156,7 +213,7 @@ class TestTerms:
 
     def test_what_speaks_against_it_is_among_them(self):
         verdict = judged(attempt(log_class="hardware", nodes=("n1",)))
-        assert verdict.cause == "application"
+        assert verdict.cause == "unknown"
         assert any(term.weights.get("node", 0) > term.weights.get("application", 0) for term in verdict.terms)
 
     def test_a_hardware_fault_on_the_jobs_gpu_is_never_called_no_evidence(self):
