@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from slurm_gpuhealth.config.settings import Drain, Ladder, Reboot, Repair, Reset, Settings
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Drain, Ladder, Reboot, Repair, Reset, Settings
 from slurm_gpuhealth.slurm import remark
 from tests import model
 from tests.model_slurm import SITE

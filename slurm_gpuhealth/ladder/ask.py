@@ -15,7 +15,7 @@ from slurm_gpuhealth.slurm.node import Hold
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpuhealth import settings
+from slurm_gpuhealth.config import settings
 from tests.cluster import Cluster
 from tests.daemons import until
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Paths, Row, Settings
+from slurm_gpuhealth.config.settings import Paths, Row, Settings
+from slurm_gpuhealth.node.journal import open_journal
 from tests.fakes import node
 
 

@@ -7,13 +7,15 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import act, fitness, record
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import open_journal
+from slurm_gpuhealth.hooks import fitness
 from slurm_gpuhealth.ladder import budget
+from slurm_gpuhealth.ladder import drain as act
+from slurm_gpuhealth.node import record
+from slurm_gpuhealth.node.environment import Job
+from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm import control, reason
-from slurm_gpuhealth.slurm.environment import Job
 from slurm_gpuhealth.slurm.node import Hold, NodeRecord
 from slurm_gpuhealth.slurm.reason import Reason
 
@@ -134,7 +136,7 @@ def test_an_admin_who_resumes_the_node_at_once_is_not_overruled_and_the_prolog_m
     fault(journal, settings)
     monkeypatch.setattr(fitness, "_gpus", lambda *_: ["GPU-3"])
     monkeypatch.setattr(fitness, "_read_nvml", lambda *_: None)
-    monkeypatch.setattr(fitness.diagnostic, "run_level", lambda *_, **__: "pass")
+    monkeypatch.setattr(fitness.run_level, "run_level", lambda *_, **__: "pass")
     job = Job(7, "n1")
     assert fitness.before_job(settings, journal, job, time.monotonic() + 5) == 0
     act.look_at_hold(settings, journal, "n1", NOW)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpuhealth import doctor_store
+from slurm_gpuhealth.config.settings import Correlate, Settings, Store
+from slurm_gpuhealth.doctor import store
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Correlate, Settings, Store
 from slurm_gpuhealth.slurm.node import parse_config
 
 FILES = Settings(store=Store(url="file:///shared"))
@@ -22,7 +22,7 @@ ACCOUNTING = {
 
 
 def bad(settings, facts, error=""):
-    lines = list(doctor_store.judge(settings, facts, error, NOW))
+    lines = list(store.judge(settings, facts, error, NOW))
     assert all(line.remedy for line in lines if line.level != "ok")
     return {line.check: line.level for line in lines if line.level != "ok"}
 
@@ -53,24 +53,24 @@ def test_a_password_file_that_others_can_read_is_told_with_its_remedy(tmp_path):
     path.write_text("")
     path.chmod(0o644)
     settings = replace(DATABASE, store=replace(DATABASE.store, password_file=str(path)))
-    (line,) = doctor_store.examine(settings, None, NOW)
+    (line,) = store.examine(settings, None, NOW)
     assert (line.level, line.remedy) == ("FAIL", f"chmod 600 {path}")
 
 
 def test_a_shared_directory_is_looked_at_and_the_outbox_counted(tmp_path, journal):
     settings = replace(FILES, store=replace(FILES.store, url=f"file://{tmp_path}/shared"))
-    (line,) = doctor_store.examine(settings, journal, NOW)
+    (line,) = store.examine(settings, journal, NOW)
     assert "No such file" in line.what
     os.mkdir(tmp_path / "shared", 0o700)
     journal.write("INSERT INTO outbox (kind, id, sub, time, bytes) VALUES ('finding', 1, 1, 5.0, 400)")
-    told = {line.check: line.level for line in doctor_store.examine(settings, journal, NOW)}
+    told = {line.check: line.level for line in store.examine(settings, journal, NOW)}
     assert told == {"store": "ok", "outbox": "warn"}
 
 
 @pytest.mark.parametrize("version", ["22.05", "24.11", "25.11", "26.05"])
 def test_real_configurations_count_gpus(version):
     config = parse_config((CORPUS / version / "scontrol_show_config.txt").read_text())
-    assert [line.level for line in doctor_store.judge_slurm_conf(config, FILES)] == ["ok"]
+    assert [line.level for line in store.judge_slurm_conf(config, FILES)] == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_real_configurations_count_gpus(version):
 )
 def test_accounting_that_does_not_tell_who_held_gpus_is_told(changes, settings, level):
     config = {**ACCOUNTING, **changes}
-    lines = list(doctor_store.judge_slurm_conf({key: (value,) for key, value in config.items()}, settings))
+    lines = list(store.judge_slurm_conf({key: (value,) for key, value in config.items()}, settings))
     assert [line.level for line in lines] == [level][: bool(level)]
     if "license/x" in config["AccountingStorageTRES"]:
         assert "AccountingStorageTRES=license/x,gres/gpumem,gres/gpu;" in lines[0].remedy
@@ -107,5 +107,5 @@ def test_accounting_that_does_not_tell_who_held_gpus_is_told(changes, settings, 
 )
 def test_what_keeps_correlate_from_what_it_is_to_do_is_told(config, correlate, checks):
     settings = Settings(correlate=Correlate(**correlate))
-    lines = doctor_store.judge_slurm_conf({key: (value,) for key, value in config.items()}, settings)
+    lines = store.judge_slurm_conf({key: (value,) for key, value in config.items()}, settings)
     assert [line.check for line in lines] == checks

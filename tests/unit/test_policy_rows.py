@@ -5,13 +5,13 @@ from importlib import resources
 
 import pytest
 
-from slurm_gpuhealth.config import POLICY_PATH
-from slurm_gpuhealth.config_check import parse_with_lines
+from slurm_gpuhealth.config.check import parse_with_lines
+from slurm_gpuhealth.config.load import POLICY_PATH
+from slurm_gpuhealth.config.settings import Repair, Row, Settings
 from slurm_gpuhealth.findings import Finding
-from slurm_gpuhealth.judge import match
 from slurm_gpuhealth.ladder import climb
 from slurm_gpuhealth.ladder.rungs import LADDER, Result
-from slurm_gpuhealth.settings import Repair, Row, Settings
+from slurm_gpuhealth.policy.judge import match
 from slurm_gpuhealth.slurm.reason import Reason
 
 ROWS = tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
