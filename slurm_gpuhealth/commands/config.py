@@ -9,19 +9,19 @@ import sys
 
 import click
 
-from slurm_gpuhealth import config as configuration
-from slurm_gpuhealth.config import ConfigError, Problem
-from slurm_gpuhealth.config_check import dotted, line_of, parse, parse_with_lines
-from slurm_gpuhealth.config_kinds import UNITS
+from slurm_gpuhealth.config import load as configuration
+from slurm_gpuhealth.config.check import dotted, line_of, parse, parse_with_lines
+from slurm_gpuhealth.config.kinds import UNITS
+from slurm_gpuhealth.config.load import ConfigError, Problem
+from slurm_gpuhealth.config.settings import Row, Settings
 from slurm_gpuhealth.frozen import asdict
-from slurm_gpuhealth.settings import Row, Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from slurm_gpuhealth.config_check import Path
+    from slurm_gpuhealth.config.check import Path
 
 
 @click.group()
@@ -61,13 +61,13 @@ def _problems(path: str, node: str | None) -> list[Problem]:
 
 def unmatched_rows(path: str, settings: Settings) -> list[Problem]:
     """Rows of the site's that nothing can meet; raises ConfigError."""
-    from slurm_gpuhealth import policy_check
+    from slurm_gpuhealth.policy import rows
 
     data, lines = parse_with_lines(path)
     own = settings.policy[: len(data.get("policy", ()))]
     return [
         Problem(path, line_of(lines, ("policy", index, key)), dotted(("policy", index, key)), why)
-        for index, key, why in policy_check.unmatched(own, settings.check.command)
+        for index, key, why in rows.unmatched(own, settings.check.command)
     ]
 
 

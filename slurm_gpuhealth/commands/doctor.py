@@ -10,14 +10,14 @@ import time
 
 import click
 
-from slurm_gpuhealth import config as configuration
-from slurm_gpuhealth import doctor as rules
-from slurm_gpuhealth import doctor_ladder as ladder_rules
-from slurm_gpuhealth import doctor_node as node_rules
-from slurm_gpuhealth import doctor_store
 from slurm_gpuhealth.commands.config import unmatched_rows
 from slurm_gpuhealth.commands.resume import settings_or_defaults
-from slurm_gpuhealth.doctor import Entry, Line
+from slurm_gpuhealth.config import load as configuration
+from slurm_gpuhealth.doctor import ladder as ladder_rules
+from slurm_gpuhealth.doctor import node as node_rules
+from slurm_gpuhealth.doctor import slurm_conf as rules
+from slurm_gpuhealth.doctor import store
+from slurm_gpuhealth.doctor.slurm_conf import Entry, Line
 from slurm_gpuhealth.frozen import asdict
 from slurm_gpuhealth.slurm import control
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from slurm_gpuhealth.journal import Journal
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
     from slurm_gpuhealth.slurm.node import NodeRecord
 
-STARTS = re.compile(r"gpuhealth-(prolog|epilog|check)\b|slurm_gpuhealth\.commands\.(prolog|epilog|check)\b")
+STARTS = re.compile(r"gpuhealth-(prolog|epilog|check)\b|slurm_gpuhealth\.(?:hooks|commands)\.(prolog|epilog|check)\b")
 INSTALLED = re.compile(r"(?<![\w.{}$-])/[\w./+-]*/bin/(?:python3?|gpuhealth-(?:prolog|epilog|check))\b")
 SHORT = 10.0
 OBEYED = (
@@ -88,7 +88,7 @@ def examine(node: str) -> Iterator[Line]:
     if record or not here:
         yield from _slurm_conf(settings, node, here)
     if os.geteuid() == 0:
-        yield from doctor_store.examine_controller(settings, here, time.time())
+        yield from store.examine_controller(settings, here, time.time())
     if here and (os.geteuid() == 0 or os.access(path, os.R_OK)):
         yield from _node(settings, node, record)
 
@@ -133,7 +133,7 @@ def _slurm_conf(settings: Settings, node: str, here: bool) -> Iterator[Line]:
     listing = {pattern: list_hooks(pattern) for pattern in patterns} if here else None
     yield from rules.judge_slurm_conf(found, rules.version_of(found), settings, listing, written, node)
     yield from ladder_rules.judge_slurm_conf(found, settings)
-    yield from doctor_store.judge_slurm_conf(found, settings)
+    yield from store.judge_slurm_conf(found, settings)
 
 
 def list_hooks(pattern: str) -> list[Entry]:
@@ -196,7 +196,7 @@ def _node(settings: Settings, node: str, record: NodeRecord | None) -> Iterator[
         yield from node_rules.judge_gpus(_offered(settings, node), driven, _configured(record), settings)
     yield from node_rules.judge_dcgm(settings.dcgm, _dcgm(settings, journal), driven)
     if root:
-        yield from doctor_store.examine(settings, journal, time.time())
+        yield from store.examine(settings, journal, time.time())
     yield from _ladder(settings, journal, record)
 
 
@@ -237,7 +237,7 @@ def _folders(settings: Settings) -> Iterator[Line]:
 
 def _journal(settings: Settings) -> Journal | None:
     """The node's journal; None where no program of ours has made one: that is not the doctor's to do."""
-    from slurm_gpuhealth.journal import open_journal
+    from slurm_gpuhealth.node.journal import open_journal
 
     folders = (settings.paths.state, settings.paths.run)
     if any(os.path.exists(os.path.join(folder, "journal.db")) for folder in folders):
@@ -266,8 +266,8 @@ def _unreadable(path: str) -> str:
 
 def _driven(settings: Settings, journal: Journal | None) -> int | str:
     """How many GPUs answer, or why none does. A second child never joins one that can't be killed."""
-    from slurm_gpuhealth import watch
     from slurm_gpuhealth.evidence import nvml
+    from slurm_gpuhealth.node import watch
 
     def ask(seconds: float = settings.nvml.timeout) -> Any:
         return nvml.read(settings, timeout=seconds, baseline=journal.get("nvml-baseline") if journal else None)

@@ -15,18 +15,18 @@ from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_gpuhealth.correlate import suspicion, terms
-from slurm_gpuhealth.correlate.model import Verdict
 from slurm_gpuhealth.correlate.state import NodeState
 from slurm_gpuhealth.correlate.tally import Without
 from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY, growth, same_gpu
+from slurm_gpuhealth.outcomes import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from slurm_gpuhealth.correlate.model import Attempt, GpuName
+    from slurm_gpuhealth.config.settings import Suspicion
     from slurm_gpuhealth.correlate.state import Case, Incident, State, Weights
     from slurm_gpuhealth.correlate.weights import Grid
-    from slurm_gpuhealth.settings import Suspicion
+    from slurm_gpuhealth.outcomes import Attempt, GpuName
 
 USERS = ("TIMEOUT", "PREEMPTED", "CANCELLED", "DEADLINE", "REQUEUED", "REVOKED")
 # Slurm's word decides; a tenth is kept for a hang that the user, or the time limit, ended.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.ladder.rungs import Result
-    from slurm_gpuhealth.settings import Settings
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 

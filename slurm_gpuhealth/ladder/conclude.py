@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import time
 
-from slurm_gpuhealth import act, child, decisions, watch
+from slurm_gpuhealth import child
 from slurm_gpuhealth.findings import Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import climb as core
-from slurm_gpuhealth.ladder import state
+from slurm_gpuhealth.ladder import drain, state
 from slurm_gpuhealth.ladder.rungs import HoldLost, Result
+from slurm_gpuhealth.node import decisions, watch
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control, hold, remark
 from slurm_gpuhealth.slurm import reason as reasons
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Literal, TypeVar
 
-    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.ladder.climb import Step
     from slurm_gpuhealth.ladder.rungs import Climb
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
@@ -97,7 +98,7 @@ def give_back(
 
     `down`: it did not make this one. `found`: a fault is true now, or was since the rung `began`.
     """
-    turn = act.turn(settings)
+    turn = drain.turn(settings)
     try:
         record = control.show_node(settings.slurm, node)
         if not is_still(record, ours):
@@ -133,7 +134,7 @@ def reword(settings: Settings, journal: Journal, record: NodeRecord, ours: Reaso
     """Replace the reason, if it is still the one that we read. Raises HoldLost."""
 
     def write() -> str:
-        turn = act.turn(settings)
+        turn = drain.turn(settings)
         try:
             before = control.show_node(settings.slurm, record.name)
             if before.ours != ours:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from slurm_gpuhealth.correlate.model import Attempt, Event, Reading
+from slurm_gpuhealth.outcomes import Attempt, Event, Reading
 from slurm_gpuhealth.simulate.cases import APPLICATION_XIDS, DAY, HARD
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from slurm_gpuhealth.simulate.cluster import Cluster
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from slurm_gpuhealth.correlate.model import Attempt, Event
+    from slurm_gpuhealth.outcomes import Attempt, Event
     from slurm_gpuhealth.simulate.load import Job
 
 EPOCH = 1_750_000_000.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sql
 
-from slurm_gpuhealth.correlate.model import CAUSES, Suspicion, Term, Verdict
+from slurm_gpuhealth.outcomes import CAUSES, Suspicion, Term, Verdict
 from slurm_gpuhealth.store import schema
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def verdicts(
 
 def explained(db: Connection, job: int) -> list[dict[str, Any]]:
     """Each attempt of the job with its verdict (None: not failed, or not judged yet) and its log's reading."""
-    from slurm_gpuhealth.slurm.accounting import END_NEAR, read_reading
+    from slurm_gpuhealth.controller.accounting import END_NEAR, read_reading
 
     attempt, judged, log = schema.attempt, schema.verdict, schema.joblog
     query = (

@@ -6,10 +6,11 @@ import json
 import pytest
 import sqlalchemy as sql
 
-from slurm_gpuhealth.correlate.model import Attempt, Cited, Reading
+from slurm_gpuhealth.config.settings import Store
+from slurm_gpuhealth.controller import accounting
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Store
-from slurm_gpuhealth.slurm import accounting, control, sacct
+from slurm_gpuhealth.outcomes import Attempt, Cited, Reading
+from slurm_gpuhealth.slurm import control, sacct
 from slurm_gpuhealth.slurm.sacct import Ended, Noted
 from slurm_gpuhealth.store import schema
 from slurm_gpuhealth.store.open import open_store

@@ -7,13 +7,15 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import act, fitness, record
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import open_journal
+from slurm_gpuhealth.hooks import fitness
 from slurm_gpuhealth.ladder import budget
+from slurm_gpuhealth.ladder import drain as act
+from slurm_gpuhealth.node import record
+from slurm_gpuhealth.node.environment import Job
+from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm import control, reason
-from slurm_gpuhealth.slurm.environment import Job
 from slurm_gpuhealth.slurm.node import Hold, NodeRecord
 from slurm_gpuhealth.slurm.reason import Reason
 
@@ -138,7 +140,7 @@ def test_an_admin_who_resumes_the_node_before_anyone_saw_it_drained_says_so_twic
     fault(journal, settings)
     monkeypatch.setattr(fitness, "_gpus", lambda *_: ["GPU-3"])
     monkeypatch.setattr(fitness, "_read_nvml", lambda *_: None)
-    monkeypatch.setattr(fitness.diagnostic, "run_level", lambda *_, **__: "pass")
+    monkeypatch.setattr(fitness.run_level, "run_level", lambda *_, **__: "pass")
     job = Job(7, "n1")
     for drains, mode in ((1, "enforce"), (2, "acked")):  # the first might have been an order without effect
         assert fitness.before_job(settings, journal, job, time.monotonic() + 5) == 0
@@ -245,7 +247,7 @@ def test_a_prolog_that_finds_the_hold_lost_keeps_the_job_off_the_bad_gpu(setting
     slurm.upsince = time.time()
     monkeypatch.setattr(fitness, "_gpus", lambda *_: ["GPU-3"])
     monkeypatch.setattr(fitness, "_read_nvml", lambda *_: None)
-    monkeypatch.setattr(fitness.diagnostic, "run_level", lambda *_, **__: "pass")
+    monkeypatch.setattr(fitness.run_level, "run_level", lambda *_, **__: "pass")
     monkeypatch.setattr(fitness, "move_on", lambda *_: 1)
     assert fitness.before_job(settings, journal, Job(8, "n1"), time.monotonic() + 30) == 1
     assert slurm.drains == 2

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpuhealth import child, joblog, jobs, rights
-from slurm_gpuhealth.correlate.model import Cited, Reading, to_dict
+from slurm_gpuhealth import child
+from slurm_gpuhealth.config.settings import JobLog
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import JobLog
-from slurm_gpuhealth.slurm.environment import Job
+from slurm_gpuhealth.node import joblog, jobs, rights
+from slurm_gpuhealth.node.environment import Job
+from slurm_gpuhealth.outcomes import Cited, Reading, to_dict
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="to become another user one must be root")
 GAMES = pwd.getpwnam("games")
@@ -50,10 +51,10 @@ def classify(text):
 @pytest.fixture
 def classifier(monkeypatch):
     """The classifier of job logs, replaced by `classify`, or by what a test sets as its `read_text`."""
-    stand_in = types.ModuleType("slurm_gpuhealth.correlate.logs")
+    stand_in = types.ModuleType("slurm_gpuhealth.logs.read")
     stand_in.read_text = classify
-    monkeypatch.setitem(sys.modules, "slurm_gpuhealth.correlate.logs", stand_in)
-    monkeypatch.setattr("slurm_gpuhealth.correlate.logs", stand_in, raising=False)
+    monkeypatch.setitem(sys.modules, "slurm_gpuhealth.logs.read", stand_in)
+    monkeypatch.setattr("slurm_gpuhealth.logs.read", stand_in, raising=False)
     return stand_in
 
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
 
-from slurm_gpuhealth import judge, record
+from slurm_gpuhealth.config.settings import Paths
 from slurm_gpuhealth.findings import RUNGS
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import budget, climb
-from slurm_gpuhealth.settings import Paths
+from slurm_gpuhealth.node import record
+from slurm_gpuhealth.policy import judge
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.slurm.node import Hold
 from tests import model, model_slurm

@@ -4,18 +4,18 @@ import ast
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from slurm_gpuhealth import config as configuration
-from slurm_gpuhealth import runbook
-from slurm_gpuhealth.config_check import parse_with_lines
+from slurm_gpuhealth.config import load as configuration
+from slurm_gpuhealth.config.check import parse_with_lines
+from slurm_gpuhealth.config.settings import Row
 from slurm_gpuhealth.diagnose import parse as dcgm_parse
 from slurm_gpuhealth.diagnose import refusal
 from slurm_gpuhealth.evidence import infiniband, nvml, nvml_rules
 from slurm_gpuhealth.ladder import climb
-from slurm_gpuhealth.settings import Row
+from slurm_gpuhealth.policy import runbook
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.xid import catalog, words
 
-PACKAGE = Path(runbook.__file__).parent
+PACKAGE = Path(runbook.__file__).parents[1]
 POLICY = tuple(Row(**row) for row in parse_with_lines(configuration.POLICY_PATH)[0]["policy"])
 
 MAKERS = {"Finding": (1, 2), "_found": (None, 0), "_config": (None, 0), "_tool": (0, 1)}

@@ -6,15 +6,16 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import child, lock, watch
+from slurm_gpuhealth import child
 from slurm_gpuhealth.child import Child, Ended, Probed
-from slurm_gpuhealth.commands import check
+from slurm_gpuhealth.config.settings import Row, Sources
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.judge import SOURCE_OF
+from slurm_gpuhealth.hooks import check
 from slurm_gpuhealth.ladder import conclude
-from slurm_gpuhealth.settings import Row, Sources
+from slurm_gpuhealth.node import lock, watch
+from slurm_gpuhealth.node.journal import open_journal
+from slurm_gpuhealth.policy.judge import SOURCE_OF
 
 NOW = time.time()
 
@@ -34,7 +35,7 @@ def test_a_count_and_the_finding_that_tells_of_it_are_kept_together_or_not_at_al
     give(monkeypatch, lambda *_: (seen, True, {"baseline": 1}))
     pid = os.fork()
     if pid == 0:
-        monkeypatch.setattr("slurm_gpuhealth.record.keep", lambda *_: os._exit(9))
+        monkeypatch.setattr("slurm_gpuhealth.node.record.keep", lambda *_: os._exit(9))
         watch.source(settings, open_journal(settings.paths), "host", NOW, 5)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
@@ -131,7 +132,7 @@ def test_an_xid_that_the_kernel_printed_while_a_source_was_read_is_known_before_
 ):
     order = []
     monkeypatch.setattr(watch, "kernel", lambda *_: order.append("kernel") or [])
-    monkeypatch.setattr("slurm_gpuhealth.act.act", lambda *_: order.append("act"))
+    monkeypatch.setattr("slurm_gpuhealth.ladder.drain.act", lambda *_: order.append("act"))
     for name in watch.SOURCES:
         monkeypatch.setitem(watch.SOURCES, name, ((name,), 0, lambda *_: ([], True, {})))
     seen = [Finding(NOW, "nvml", "remap-pend", "pending", standing=True)]
