@@ -400,6 +400,7 @@ def test_hooks_are_listed_as_slurm_finds_them(tmp_path):
     hooks.mkdir()
     for name, text, mode in (
         ("50-gpuhealth", f"#!/bin/sh\n{python} -I -c '\nfrom slurm_gpuhealth.hooks.prolog import main\n'\n", 0o755),
+        ("60-before", f"#!/bin/sh\n{python} -I -c '\nfrom slurm_gpuhealth.{'commands'}.prolog import main'\n", 0o755),
         ("40-gone", "#!/bin/sh\nexec /nowhere/bin/gpuhealth-prolog\n", 0o755),
         ("30-comment", "#!/bin/sh\n# exec /opt/gpuhealth/bin/gpuhealth-prolog\n", 0o755),
         ("20-off", "#!/bin/sh\n", 0o644),
@@ -411,8 +412,9 @@ def test_hooks_are_listed_as_slurm_finds_them(tmp_path):
     (hooks / "dangling").symlink_to("/nowhere")
     os.mkfifo(hooks / "pipe", 0o755)
     found = {os.path.basename(one.path): one for one in command.list_hooks(f"{hooks}/*")}
-    assert set(found) == {"50-gpuhealth", "40-gone", "30-comment", "20-off", "folder", "dangling", "pipe"}
+    assert set(found) == {"60-before", "50-gpuhealth", "40-gone", "30-comment", "20-off", "folder", "dangling", "pipe"}
     assert (found["50-gpuhealth"].starts, found["50-gpuhealth"].lacks) == ("prolog", "")
+    assert (found["60-before"].starts, found["60-before"].lacks) == ("prolog", "")
     assert (found["40-gone"].starts, found["40-gone"].lacks) == ("prolog", "/nowhere/bin/gpuhealth-prolog")
     assert found["30-comment"].starts == ""
     assert (found["20-off"].runs, found["folder"].kind, found["dangling"].kind) == (False, "folder", "missing")
