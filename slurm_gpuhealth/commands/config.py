@@ -12,8 +12,7 @@ import click
 from slurm_gpuhealth.config import load as configuration
 from slurm_gpuhealth.config.check import dotted, line_of, parse, parse_with_lines
 from slurm_gpuhealth.config.kinds import UNITS
-from slurm_gpuhealth.config.load import ConfigError, Problem
-from slurm_gpuhealth.config.settings import Row, Settings
+from slurm_gpuhealth.config.settings import ConfigError, Problem, Row, Settings
 from slurm_gpuhealth.frozen import asdict
 
 TYPE_CHECKING = False

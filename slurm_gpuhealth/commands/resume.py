@@ -8,7 +8,7 @@ import time
 import click
 
 from slurm_gpuhealth.config import load as configuration
-from slurm_gpuhealth.config.settings import Settings
+from slurm_gpuhealth.config.settings import ConfigError, Settings
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.slurm import control, hold
 
@@ -57,7 +57,7 @@ def settings_or_defaults(node: str) -> tuple[Settings, list[str]]:
             return defaults, problems
     try:
         return configuration.load(path, node), []
-    except configuration.ConfigError as error:
+    except ConfigError as error:
         return defaults, [str(one) for one in error.problems]
 
 
