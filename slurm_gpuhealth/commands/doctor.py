@@ -252,13 +252,13 @@ def _unreadable(path: str) -> str:
 def _driven(settings: Settings, journal: Journal | None) -> int | str:
     """How many GPUs answer, or why none does. A second child never joins one that can't be killed."""
     from slurm_gpuhealth.evidence import nvml
-    from slurm_gpuhealth.node import watch
+    from slurm_gpuhealth.node import lock
 
     def ask(seconds: float = settings.nvml.timeout) -> Any:
         return nvml.read(settings, timeout=seconds, baseline=journal.get("nvml-baseline") if journal else None)
 
     try:
-        probed = watch.guarded(settings, journal, "nvml", settings.nvml.timeout, ask) if journal else ask()
+        probed = lock.guarded(settings, journal, "nvml", settings.nvml.timeout, ask) if journal else ask()
     except TimeoutError as error:
         return str(error)
     if probed is None:

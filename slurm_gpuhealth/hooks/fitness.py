@@ -150,7 +150,7 @@ def _leftovers(
 
     timeout = min(timeout, settings.nvml.timeout)
     try:
-        probed = watch.guarded(settings, journal, "nvml", timeout, lambda left: leftovers.read(settings, uuids, left))
+        probed = lock.guarded(settings, journal, "nvml", timeout, lambda left: leftovers.read(settings, uuids, left))
     except TimeoutError as error:
         say(f"{job.node}: what job {job.job_id} left behind was not looked at: {error}")
         return

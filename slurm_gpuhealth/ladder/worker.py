@@ -18,7 +18,7 @@ from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import climb as core
 from slurm_gpuhealth.ladder import conclude, rungs, state
 from slurm_gpuhealth.ladder.rungs import Climb, HoldLost, Result
-from slurm_gpuhealth.node import lock, watch
+from slurm_gpuhealth.node import identity, lock
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm import reason as reasons
@@ -204,7 +204,7 @@ def _watcher(settings: Settings, journal: Journal, check_hold: Callable[[], None
             check_hold()
         else:
             seen.add((one.pid, one.start))
-            journal.put("ladder-child", (watch.boot_id(settings), one.pid, one.start))
+            journal.put("ladder-child", (identity.boot_id(settings), one.pid, one.start))
 
     return look
 
@@ -214,7 +214,7 @@ def _end_orphan(settings: Settings, journal: Journal) -> None:
     left = journal.get("ladder-child")
     if left:
         # After a boot that number and start time may be somebody else's.
-        orphan = child.Child(left[1], left[2] if left[0] == watch.boot_id(settings) else -1)
+        orphan = child.Child(left[1], left[2] if left[0] == identity.boot_id(settings) else -1)
         for _ in range(100):
             if not child.alive(orphan):
                 break

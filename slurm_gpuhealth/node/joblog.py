@@ -15,7 +15,7 @@ import time
 
 from slurm_gpuhealth import child
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.node import output, rights, watch
+from slurm_gpuhealth.node import lock, output, rights
 from slurm_gpuhealth.outcomes import CAUSES, Cited, Reading, to_dict
 from slurm_gpuhealth.say import say
 
@@ -83,7 +83,7 @@ def _read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Re
             lambda: as_user(job, paths, settings.joblog, since, restart > 0, left), timeout=left, limit=ANSWER
         )
 
-    done = watch.guarded(settings, journal, "joblog", deadline - time.monotonic(), start)
+    done = lock.guarded(settings, journal, "joblog", deadline - time.monotonic(), start)
     if done is None:
         raise TimeoutError("an earlier child can't be killed: a file system hangs")
     if done.timed_out:

@@ -17,9 +17,11 @@ be read of it. When the disk is full or read-only a copy of it, acks and faults 
 
 from __future__ import annotations
 
+import _sqlite3 as sqlite3
 import marshal
 import os
-import sqlite3
+
+from slurm_gpuhealth.node.journal_file import NAME, make_private, memory, open_file, undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,15 +32,12 @@ if TYPE_CHECKING:
 
     Result = TypeVar("Result")
 
-NAME = "journal.db"
-VERSION = 3
-
 
 def open_journal(paths: Paths) -> Journal:
     """The journal in `paths.state`; in `paths.run`, or in memory, when that can't be written (`.trouble` says why)."""
     trouble = ""
     try:
-        journal = Journal(connect(paths.state), paths.state, paths.run)
+        journal = Journal(_connect(paths.state), paths.state, paths.run)
         if os.path.exists(os.path.join(paths.run, NAME)):  # an earlier run could not write: can we now?
             from slurm_gpuhealth.node import journal_mend
 
@@ -52,6 +51,18 @@ def open_journal(paths: Paths) -> Journal:
         return Journal(journal_mend.begin_copy(paths.state, paths.run), paths.run, paths.run, trouble)
     except (OSError, sqlite3.Error) as error:
         return Journal(memory(), "", paths.run, f"{trouble}; in {paths.run}: {error}")
+
+
+def _connect(folder: str) -> sqlite3.Connection:
+    make_private(folder)
+    try:
+        return open_file(os.path.join(folder, NAME))
+    except sqlite3.OperationalError:  # locked, full, read-only: not the file's fault
+        raise
+    except sqlite3.DatabaseError:
+        from slurm_gpuhealth.node import journal_mend
+
+        return journal_mend.connect(folder)
 
 
 class Journal:
@@ -144,66 +155,3 @@ class Journal:
         was, self.folder = self.folder, ""
         self.trouble = self.trouble or f"journal: {error}"
         self.db, self.folder = journal_mend.fall_back(self.db, error, was, self.run)
-
-
-def make_private(folder: str) -> None:
-    """Create `folder` with mode 0700; OSError when it is not ours or others can write it."""
-    try:
-        os.makedirs(folder, 0o700, exist_ok=True)
-    except FileExistsError:
-        raise NotADirectoryError(20, "is not a folder", folder) from None
-    found = os.lstat(folder)
-    if found.st_uid != os.geteuid():
-        raise PermissionError(1, f"is owned by uid {found.st_uid}; chown it to {os.geteuid()}", folder)
-    if found.st_mode & 0o077:
-        os.chmod(folder, 0o700)
-
-
-def connect(folder: str) -> sqlite3.Connection:
-    make_private(folder)
-    path = os.path.join(folder, NAME)
-    try:
-        return open_file(path)
-    except sqlite3.OperationalError:  # locked, full, read-only: not the file's fault
-        raise
-    except sqlite3.DatabaseError as error:
-        from slurm_gpuhealth.node import journal_mend
-
-        journal_mend.set_aside(path, error)
-        return open_file(path)
-
-
-def open_file(path: str) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=10, isolation_level=None)
-    # NORMAL: no fsync for each commit; a power cut may lose the last seconds, never the file.
-    db.execute("PRAGMA synchronous = NORMAL")
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version < VERSION:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("BEGIN IMMEDIATE")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version < VERSION:  # nobody else was first
-            from slurm_gpuhealth.node.journal_schema import statements
-
-            for statement in statements(version):
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version = {VERSION}")
-        db.execute("COMMIT")
-    return db
-
-
-def memory() -> sqlite3.Connection:
-    from slurm_gpuhealth.node.journal_schema import statements
-
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    for statement in statements(0):
-        db.execute(statement)
-    return db
-
-
-def undo(db: sqlite3.Connection) -> None:
-    try:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-    except sqlite3.Error:  # what ends with the connection is undone too
-        pass

@@ -7,14 +7,14 @@ paths.state ──full, read-only, gone──▶ paths.run ──full as well─
 
 from __future__ import annotations
 
+import _sqlite3 as sqlite3
 import fcntl
 import marshal
 import os
 import shutil
-import sqlite3
 import time
 
-from slurm_gpuhealth.node.journal import NAME, connect, make_private, memory, open_file, undo
+from slurm_gpuhealth.node.journal_file import NAME, make_private, memory, open_file, undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,6 +97,19 @@ def come_back(db: sqlite3.Connection, run: str) -> None:
     finally:
         undo(db)
     _unlink(path)
+
+
+def connect(folder: str) -> sqlite3.Connection:
+    """The journal in `folder`; a corrupt file is set aside first."""
+    make_private(folder)
+    path = os.path.join(folder, NAME)
+    try:
+        return open_file(path)
+    except sqlite3.OperationalError:  # locked, full, read-only: not the file's fault
+        raise
+    except sqlite3.DatabaseError as error:
+        set_aside(path, error)
+        return open_file(path)
 
 
 def set_aside(path: str, error: sqlite3.DatabaseError) -> None:

@@ -12,7 +12,7 @@ import time
 import zlib
 
 from slurm_gpuhealth import child
-from slurm_gpuhealth.node import journal_schema, lock, watch
+from slurm_gpuhealth.node import journal_schema, lock
 from slurm_gpuhealth.say import say
 
 TYPE_CHECKING = False
@@ -87,7 +87,7 @@ def _some(settings: Settings, journal: Journal, node: str, deadline: float) -> b
     def start(left: float) -> child.Probed:
         return child.probe(lambda: write(settings, node, batch, shipped["size"]), timeout=left)
 
-    probed = watch.guarded(settings, journal, "store", limit, start)
+    probed = lock.guarded(settings, journal, "store", limit, start)
     if probed is None:
         raise OSError("an earlier child can't be killed: the shared directory, or the network, hangs")
     if probed.error:

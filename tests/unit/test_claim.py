@@ -9,7 +9,8 @@ from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import budget, claim, drain
 from slurm_gpuhealth.node import record
-from slurm_gpuhealth.node.journal import Journal, memory
+from slurm_gpuhealth.node.journal import Journal
+from slurm_gpuhealth.node.journal_file import memory
 from slurm_gpuhealth.slurm import control, reason, remark
 from slurm_gpuhealth.slurm.node import Hold
 from slurm_gpuhealth.slurm.reason import Reason
