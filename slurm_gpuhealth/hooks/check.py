@@ -113,6 +113,6 @@ def _poll(settings: Settings, journal: Journal, node: str, now: float) -> NodeRe
     if 0 <= now - last < every:
         return None
     journal.put("polled", now)
-    from slurm_gpuhealth.ladder import drain
+    from slurm_gpuhealth.node import held
 
-    return drain.look_at_hold(settings, journal, node, now)
+    return held.look_at_hold(settings, journal, node, now)

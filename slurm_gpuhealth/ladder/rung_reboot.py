@@ -21,9 +21,9 @@ import os
 import time
 
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.ladder import budget, drain
+from slurm_gpuhealth.ladder import budget
 from slurm_gpuhealth.ladder.rungs import HoldLost, Result
-from slurm_gpuhealth.node import identity
+from slurm_gpuhealth.node import held, identity
 from slurm_gpuhealth.slurm import control, hold, remark
 from slurm_gpuhealth.slurm import reason as reasons
 
@@ -130,7 +130,7 @@ def _done(climb: Climb, record: NodeRecord) -> int:
 def _order(climb: Climb) -> None:
     """Ask for the reboot, unless somebody changed the node meanwhile."""
     settings, journal = climb.settings, climb.journal
-    turn = drain.turn(settings)
+    turn = held.turn(settings)
     try:
         record = control.show_node(settings.slurm, climb.node)
         if record.ours is None or replace(record.ours, tail=()) != replace(climb.ours, tail=()):

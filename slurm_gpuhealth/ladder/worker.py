@@ -44,10 +44,10 @@ def tend(settings: Settings, journal: Journal, node: str, record: NodeRecord | N
     kept = journal.get("hold")
     ours = reasons.parse(kept["reason"]) if kept else None
     if record is None and ours and _may_be_due(settings, journal, ours, now):
-        from slurm_gpuhealth.ladder import drain
+        from slurm_gpuhealth.node import held
 
         journal.put("polled", now)
-        record = drain.look_at_hold(settings, journal, node, now)
+        record = held.look_at_hold(settings, journal, node, now)
     if record is None or record.ours is None:
         return
     step = core.due(record.ours, record, state.known(settings, journal, record, now), settings)
@@ -130,10 +130,10 @@ def climb(settings: Settings, journal: Journal, node: str) -> None:
             elif step.do != "run" or not _one_rung(settings, journal, record, step):
                 return
     except HoldLost as gone:
-        from slurm_gpuhealth.ladder import drain
+        from slurm_gpuhealth.node import held
 
         journal.write("UPDATE step SET outcome = 'cancelled', message = ? WHERE outcome = 'running'", str(gone))
-        drain.look_at_hold(settings, journal, node, time.time())
+        held.look_at_hold(settings, journal, node, time.time())
         say(f"{node}: the ladder ends: {gone}")
 
 
@@ -171,7 +171,7 @@ def _run(given: Climb) -> Result:
     """The rung; before a test that nobody asked for, a look whether one can prove anything."""
     import importlib
 
-    if given.rung.startswith("L") and given.ours.fact not in core.ON_REQUEST:
+    if given.rung.startswith("L") and given.ours.fact not in reasons.ON_REQUEST:
         conclude.look(given.settings, given.journal)
         stands = state.pointless(state.faults(given.journal, given.since))
         if stands:

@@ -6,7 +6,6 @@ it in once: (node, journal, id, sub) names it, and the higher `seq` wins. All th
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import zlib
@@ -17,12 +16,9 @@ from slurm_gpuhealth.say import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.node.journal import Journal
-
-    Record = dict[str, Any]
+    from slurm_gpuhealth.ship.line import Record
 
 AT_ONCE = 2 << 20
 """Bytes that one child writes; what waits beyond it is the next child's."""
@@ -165,10 +161,3 @@ def write(settings: Settings, node: str, batch: list[Record], size: int) -> int 
     from slurm_gpuhealth.ship import file as ship_file
 
     return ship_file.append(settings.store.url[len("file://") :], node, batch, size)
-
-
-def lines(batch: list[Record], before: float, there: float, after: float) -> list[bytes]:
-    """The batch as lines. `there`: what the store's clock showed between `before` and `after` of ours."""
-    clock = {"clock": round((before + after) / 2 - there, 3)}
-    batch[0]["time"] = before
-    return [json.dumps({**record, **clock}, separators=(",", ":")).encode() + b"\n" for record in batch]

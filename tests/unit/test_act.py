@@ -12,7 +12,7 @@ from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.hooks import fitness
 from slurm_gpuhealth.ladder import budget
 from slurm_gpuhealth.ladder import drain as act
-from slurm_gpuhealth.node import record
+from slurm_gpuhealth.node import held, record
 from slurm_gpuhealth.node.environment import Job
 from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm import control, reason
@@ -139,7 +139,7 @@ def test_an_admin_who_resumes_the_node_at_once_is_not_overruled_and_the_prolog_m
     monkeypatch.setattr(fitness.run_level, "run_level", lambda *_, **__: "pass")
     job = Job(7, "n1")
     assert fitness.before_job(settings, journal, job, time.monotonic() + 5) == 0
-    act.look_at_hold(settings, journal, "n1", NOW)
+    held.look_at_hold(settings, journal, "n1", NOW)
     assert (modes(journal), slurm.drains) == (["acked"], 1)
     slurm.meanwhile = lambda: None
     fault(journal, settings, 79)
@@ -152,7 +152,7 @@ def test_who_finds_another_program_waiting_for_a_silent_controller_does_not_queu
 ):
     settings = replace(settings, slurm=replace(settings.slurm, timeout=0.3))
     fault(journal, settings)
-    turn = act.turn(settings)
+    turn = held.turn(settings)
     began = time.monotonic()
     assert act.act(settings, journal, "prolog", "n1", NOW) == "undecided"
     assert time.monotonic() - began < 3
@@ -166,7 +166,7 @@ def test_each_drain_is_a_decision_of_its_own_with_the_reason_that_was_there(sett
         fault(journal, settings)
         assert act.act(settings, journal, "check", "n1", NOW) == "drained"
         slurm.resume()
-        act.look_at_hold(settings, journal, "n1", NOW)
+        held.look_at_hold(settings, journal, "n1", NOW)
     was = "SELECT was FROM decision WHERE action = 'drained' ORDER BY id"
     assert [row[0] for row in journal.rows(was)] == ["Prolog error", "Epilog error"]
 

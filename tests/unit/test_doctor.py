@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpuhealth.commands import doctor as command
 from slurm_gpuhealth.config.settings import Check, Dcgm, Epilog, Gpus, Paths, Prolog, Reboot, Settings, Sources
-from slurm_gpuhealth.doctor import node, slurm_conf
+from slurm_gpuhealth.doctor import look, node, slurm_conf
 from slurm_gpuhealth.doctor.slurm_conf import Entry
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.slurm.node import parse_config
@@ -411,20 +410,20 @@ def test_hooks_are_listed_as_slurm_finds_them(tmp_path):
     (hooks / "folder").mkdir()
     (hooks / "dangling").symlink_to("/nowhere")
     os.mkfifo(hooks / "pipe", 0o755)
-    found = {os.path.basename(one.path): one for one in command.list_hooks(f"{hooks}/*")}
+    found = {os.path.basename(one.path): one for one in look.list_hooks(f"{hooks}/*")}
     assert set(found) == {"60-before", "50-gpuhealth", "40-gone", "30-comment", "20-off", "folder", "dangling", "pipe"}
     assert (found["50-gpuhealth"].starts, found["50-gpuhealth"].lacks) == ("prolog", "")
     assert (found["60-before"].starts, found["60-before"].lacks) == ("prolog", "")
     assert (found["40-gone"].starts, found["40-gone"].lacks) == ("prolog", "/nowhere/bin/gpuhealth-prolog")
     assert found["30-comment"].starts == ""
     assert (found["20-off"].runs, found["folder"].kind, found["dangling"].kind) == (False, "folder", "missing")
-    assert [one.kind for one in command.list_hooks("/nowhere/hook")] == ["missing"]
+    assert [one.kind for one in look.list_hooks("/nowhere/hook")] == ["missing"]
 
 
 @pytest.mark.parametrize("program", ["prolog", "epilog"])
 def test_our_own_scripts_are_known_as_ours(program):
     script = Path(__file__).parents[2] / f"scripts/{program}.d/50-gpuhealth"
-    entry = command.list_hooks(str(script))[0]
+    entry = look.list_hooks(str(script))[0]
     assert (entry.starts, entry.runs) == (program, True)
     assert entry.lacks in ("", "/opt/gpuhealth/bin/python")
 
@@ -442,4 +441,4 @@ def test_our_own_scripts_are_known_as_ours(program):
 def test_gpus_of_a_node_record(gres, count):
     from slurm_gpuhealth.slurm.node import NodeRecord
 
-    assert command._configured(NodeRecord("n1", "IDLE", frozenset(), gres=gres)) == count
+    assert look._configured(NodeRecord("n1", "IDLE", frozenset(), gres=gres)) == count

@@ -9,7 +9,6 @@ from slurm_gpuhealth.config.settings import POLICY_PATH, Row
 from slurm_gpuhealth.diagnose import parse as dcgm_parse
 from slurm_gpuhealth.diagnose import refusal
 from slurm_gpuhealth.evidence import infiniband, nvml, nvml_rules
-from slurm_gpuhealth.ladder import climb
 from slurm_gpuhealth.policy import runbook
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.xid import catalog, words
@@ -184,7 +183,7 @@ def test_every_state_of_a_reason_is_explained_and_so_is_every_fact_that_no_findi
     states = runbook.document()["states"]
     assert set(states) == {*reasons.STATES, "end"}
     assert all(len(one) == 2 for one in states.values())
-    assert {f"request:{fact}" for fact in climb.ON_REQUEST} <= set(runbook.named())
+    assert {f"request:{fact}" for fact in reasons.ON_REQUEST} <= set(runbook.named())
 
 
 def test_each_step_is_a_line_without_a_name_that_is_left_open():
