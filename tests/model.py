@@ -237,11 +237,14 @@ class Cluster(Slurmctld):
             worker: {"start": self.workers.append, "climb": self._climb},
             watch: {
                 "kernel": self.kernel,
-                "boot_id": lambda settings: str(self.nodes[os.path.basename(settings.paths.run)].boots),
                 "SOURCES": {"nvml": (("nvml",), 0, self.look)},
             },
             reasons: {"parse": PARSE},
-            identity: {"doubtful": lambda *_: False, "learn": lambda *_, **__: None},
+            identity: {
+                "boot_id": lambda settings: str(self.nodes[os.path.basename(settings.paths.run)].boots),
+                "doubtful": lambda *_: False,
+                "learn": lambda *_, **__: None,
+            },
             run_level: {"run_level": lambda *_, **__: "pass"},
             hook: {"start": lambda name: (self.nodes[name].settings, self.nodes[name].journal)},
             Steps: {"world": self},

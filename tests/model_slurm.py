@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_gpuhealth.findings import Gpu
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.node.journal import Journal, memory
+from slurm_gpuhealth.node.journal import Journal
+from slurm_gpuhealth.node.journal_file import memory
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.slurm.node import Event, Hold, NodeRecord

@@ -27,7 +27,8 @@ COLUMNS = (
 
 def settings_of(node: str) -> Settings:
     """The configuration; a click error with each problem when it is broken."""
-    from slurm_gpuhealth.config.load import ConfigError, load
+    from slurm_gpuhealth.config.load import load
+    from slurm_gpuhealth.config.settings import ConfigError
 
     try:
         return load(node=node)

@@ -12,9 +12,9 @@ import click
 from slurm_gpuhealth.config import load as configuration
 from slurm_gpuhealth.config.check import dotted, line_of, parse, parse_with_lines
 from slurm_gpuhealth.config.kinds import UNITS
-from slurm_gpuhealth.config.load import ConfigError, Problem
-from slurm_gpuhealth.config.settings import Row, Settings
+from slurm_gpuhealth.config.settings import ConfigError, Problem, Row, Settings
 from slurm_gpuhealth.frozen import asdict
+from slurm_gpuhealth.policy import rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,19 +56,7 @@ def _problems(path: str, node: str | None) -> list[Problem]:
             Problem(path, line_of(lines, where), dotted(where), f"would not be run: {one}")
             for one in configuration.unsafe(command.argv[0])
         ]
-    return problems + unmatched_rows(path, settings)
-
-
-def unmatched_rows(path: str, settings: Settings) -> list[Problem]:
-    """Rows of the site's that nothing can meet; raises ConfigError."""
-    from slurm_gpuhealth.policy import rows
-
-    data, lines = parse_with_lines(path)
-    own = settings.policy[: len(data.get("policy", ()))]
-    return [
-        Problem(path, line_of(lines, ("policy", index, key)), dotted(("policy", index, key)), why)
-        for index, key, why in rows.unmatched(own, settings.check.command)
-    ]
+    return problems + rows.problems(path, settings)
 
 
 @config.command()

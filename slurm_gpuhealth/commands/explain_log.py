@@ -16,7 +16,7 @@ import click
 from slurm_gpuhealth.commands import common
 from slurm_gpuhealth.correlate import words
 from slurm_gpuhealth.logs import read as logs
-from slurm_gpuhealth.outcomes import to_dict
+from slurm_gpuhealth.logs.reading import to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

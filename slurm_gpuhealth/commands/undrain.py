@@ -15,7 +15,7 @@ from slurm_gpuhealth.commands.resume import SERVING, settings_or_defaults, tell,
 from slurm_gpuhealth.findings import RUNGS
 from slurm_gpuhealth.frozen import frozen, replace
 from slurm_gpuhealth.ladder import ask as asking
-from slurm_gpuhealth.ladder import budget, climb, waits
+from slurm_gpuhealth.ladder import budget, waits
 from slurm_gpuhealth.policy import runbook
 from slurm_gpuhealth.slurm import control, hold, remark
 from slurm_gpuhealth.slurm import reason as reasons
@@ -216,7 +216,7 @@ def _acknowledged(record: NodeRecord, facts: list[str], until: float, now: float
 
 def _facts(held: Iterable[NodeRecord]) -> list[str]:
     """What these nodes are held for, but for tests that somebody asked for."""
-    return sorted({one.ours.fact for one in held if one.ours and one.ours.fact not in climb.ON_REQUEST})
+    return sorted({one.ours.fact for one in held if one.ours and one.ours.fact not in reasons.ON_REQUEST})
 
 
 def _began(record: NodeRecord, ours: Reason, now: float) -> float:

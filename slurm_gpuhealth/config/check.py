@@ -10,8 +10,7 @@ import re
 import sys
 
 from slurm_gpuhealth.config.kinds import CHECKS, Wrong, compare, scalar
-from slurm_gpuhealth.config.load import POLICY_PATH, ROWS, ConfigError, Problem
-from slurm_gpuhealth.config.settings import Settings
+from slurm_gpuhealth.config.settings import POLICY_PATH, ROWS, ConfigError, Problem, Settings
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -15,8 +15,7 @@ import sys
 import time
 import zlib
 
-from slurm_gpuhealth.config.settings import Command, Model, Row, Settings
-from slurm_gpuhealth.frozen import frozen
+from slurm_gpuhealth.config.settings import POLICY_PATH, ROWS, ConfigError, Problem, Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,41 +27,11 @@ if TYPE_CHECKING:
 
 DEFAULT_PATH = "/etc/gpuhealth/gpuhealth.toml"
 HERE = os.path.dirname(__file__)
-POLICY_PATH = os.path.join(os.path.dirname(HERE), "policy", "policy.toml")
 CODE = (POLICY_PATH, *(os.path.join(HERE, one) for one in ("settings.py", "check.py", "kinds.py")))
-ROWS: dict[str, type] = {  # a list of tables, by the field's annotation
-    "tuple[Command, ...]": Command,
-    "tuple[Model, ...]": Model,
-    "tuple[Row, ...]": Row,
-}
 NODE_KINDS = ("File", "tuple[File, ...]", "Address")  # kinds in which `{node}` stands for the node's name
 CACHE_LIMIT = 4 << 20
 SETTLED = 2.0
 """Seconds a file must be unchanged before it is cached: two edits within one clock tick look alike to stat."""
-
-
-@frozen
-class Problem:
-    """One thing that is wrong with a configuration, and where."""
-
-    file: str
-    line: int
-    """0 where it is about the file as a whole."""
-    key: str
-    message: str
-    """What was expected, what is there, what to do."""
-
-    def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
-
-
-class ConfigError(Exception):
-    """The configuration can't be used. `problems` holds every one that was found, in the file's order."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems = problems
 
 
 def load(path: str | None = None, node: str | None = None) -> Settings:

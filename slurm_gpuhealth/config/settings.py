@@ -7,6 +7,8 @@ holds the two together.
 
 from __future__ import annotations
 
+import os
+
 from slurm_gpuhealth.frozen import frozen
 
 TYPE_CHECKING = False
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     """A program by its absolute path, and its arguments."""
     Mode = Literal["enforce", "shadow"]
     SourceMode = Literal["enforce", "shadow", "off"]
+
+POLICY_PATH = os.path.join(os.path.dirname(os.path.dirname(__file__)), "policy", "policy.toml")
+"""The built-in policy."""
 
 
 @frozen
@@ -361,3 +366,34 @@ class Settings:
     suspicion: Suspicion = Suspicion()
     policy: tuple[Row, ...] = ()
     """The site's rows first, then the built-in ones; the first that matches decides."""
+
+
+ROWS: dict[str, type] = {  # a list of tables, by the field's annotation
+    "tuple[Command, ...]": Command,
+    "tuple[Model, ...]": Model,
+    "tuple[Row, ...]": Row,
+}
+
+
+@frozen
+class Problem:
+    """One thing that is wrong with a configuration, and where."""
+
+    file: str
+    line: int
+    """0 where it is about the file as a whole."""
+    key: str
+    message: str
+    """What was expected, what is there, what to do."""
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
+
+
+class ConfigError(Exception):
+    """The configuration can't be used. `problems` holds every one that was found, in the file's order."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sql
 
-from slurm_gpuhealth.outcomes import Attempt, Event, Reading, from_dict, to_dict
+from slurm_gpuhealth.logs.reading import read_reading
+from slurm_gpuhealth.outcomes import Attempt, Event
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.slurm import sacct
 from slurm_gpuhealth.store import schema
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from slurm_gpuhealth.config.settings import Settings
-    from slurm_gpuhealth.outcomes import Reading
     from slurm_gpuhealth.slurm.sacct import Ended, Noted
 
 DAY = 86400.0
@@ -37,9 +37,6 @@ LATE = 3600.0
 WEEK = 7 * DAY
 DOWN_NEAR = 30.0
 """Seconds between a NODE_FAIL and the DOWN of the node that it died of: the same second, measured in 22.05."""
-BEGIN_NEAR = 60.0
-END_NEAR = 3600.0
-"""Seconds around a run within which its node's prolog and epilog wrote their record: clocks differ, epilogs last."""
 MANY = 500
 """Rows for one question to the store."""
 KEYS = ("cluster", "job", "attempt")
@@ -116,7 +113,7 @@ def join(db: sql.Connection, attempts: Iterable[Attempt]) -> Iterator[Attempt]:
             gpus = {node: tuple(run["gpus"].split(",")) for node, run in own.items() if run["gpus"]}
             codes = [(run["exit_code"] or 0, run["signal"] or 0) for run in own.values()]
             code, signal = next((each for each in codes if any(each)), (one.exit_code, one.signal))
-            said = [log for log in logs[one.job] if one.start <= log["time"] - _ahead(log) <= one.end + END_NEAR]
+            said = [log for log in logs[one.job] if one.start <= log["time"] - _ahead(log) <= one.end + schema.END_NEAR]
             yield one._replace(
                 exit_code=code,
                 signal=signal,
@@ -132,17 +129,6 @@ def attempt_of(row: Any) -> Attempt:
     values["gpus"] = {node: tuple(one) for node, one in json.loads(row["gpus"]).items()} if row["gpus"] else None
     values["reading"] = read_reading(row["reading"]) if row["reading"] else None
     return Attempt(**values)
-
-
-def read_reading(text: str) -> Reading | None:
-    """A log's reading from JSON; None where it is none. A node has written it: each value is looked at, or one odd row
-    would end every run."""
-    from slurm_gpuhealth.node import joblog
-
-    try:
-        return joblog.validated(json.dumps(to_dict(from_dict(json.loads(text)))).encode())
-    except (ValueError, TypeError, AttributeError, RecursionError, joblog.NotALog):
-        return None
 
 
 def event_of(one: Noted) -> Event:
@@ -293,7 +279,7 @@ def _nearest(attempt: Attempt, runs: Sequence[Any]) -> dict[str, Any]:
     for run in runs:
         node, began = run["node"], run["started"] - _ahead(run)
         far = abs(began - attempt.start)
-        if node not in attempt.nodes or not attempt.start - BEGIN_NEAR <= began <= attempt.end + END_NEAR:
+        if node not in attempt.nodes or not attempt.start - schema.BEGIN_NEAR <= began <= attempt.end + schema.END_NEAR:
             continue
         if far < away.get(node, float("inf")):
             own[node], away[node] = run, far

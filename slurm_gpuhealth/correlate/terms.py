@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from slurm_gpuhealth.config.settings import Suspicion
     from slurm_gpuhealth.correlate.state import Case, State
-    from slurm_gpuhealth.correlate.verdict import Sign
+    from slurm_gpuhealth.correlate.testimony import Sign
     from slurm_gpuhealth.outcomes import Attempt, Verdict
 
 # The log's own words stay with its owner: what is said here, all may read.

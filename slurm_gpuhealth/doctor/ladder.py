@@ -1,8 +1,8 @@
-"""What would keep a drained node from climbing the ladder: facts from commands/doctor.py, judged. No I/O."""
+"""What would keep a drained node from climbing the ladder: facts from look.py, judged. No I/O."""
 
 from __future__ import annotations
 
-from slurm_gpuhealth.doctor.slurm_conf import Line, first, number
+from slurm_gpuhealth.doctor.line import Line, first, number
 from slurm_gpuhealth.ladder import rungs, sweep
 
 TYPE_CHECKING = False
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from slurm_gpuhealth.config.settings import Settings
-    from slurm_gpuhealth.doctor.slurm_conf import Config
+    from slurm_gpuhealth.doctor.line import Config
 
 BOOT = 600
 """Seconds that a GPU server may need from the order to slurmd's first word."""

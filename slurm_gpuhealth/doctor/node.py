@@ -1,11 +1,11 @@
-"""What on this node would make gpuhealth do the wrong thing: facts from commands/doctor.py, judged. No I/O."""
+"""What on this node would make gpuhealth do the wrong thing: facts from look.py, judged. No I/O."""
 
 from __future__ import annotations
 
 import os
 import re
 
-from slurm_gpuhealth.doctor.slurm_conf import Line
+from slurm_gpuhealth.doctor.line import Line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """What in Slurm's configuration would make gpuhealth, or Slurm, do the wrong thing: lines with a remedy each. No I/O.
 
-commands/doctor.py gathers the facts; doctor/node.py judges those of the node itself. What Slurm does was measured on
+look.py gathers the facts; node.py judges those of the node itself. What Slurm does was measured on
 22.05, 24.11, 25.11 and 26.05; what is from a man page says so.
 """
 
@@ -10,6 +10,7 @@ import fnmatch
 import os
 import re
 
+from slurm_gpuhealth.doctor.line import Line, first, number
 from slurm_gpuhealth.frozen import frozen
 from slurm_gpuhealth.slurm.node import expand
 
@@ -19,27 +20,10 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.doctor.line import Config, Level
 
-    Level = Literal["ok", "warn", "FAIL", "skip"]
-    Config = Mapping[str, tuple[str, ...]]
-    """slurmctld's configuration (`control.config`)."""
     Listing = Mapping[str, Sequence["Entry"]]
     """Each value of Prolog, Epilog and HealthCheckProgram → the files that it names."""
-
-
-@frozen
-class Line:
-    """One check's answer."""
-
-    check: str
-    """Its name in the JSON, kept stable."""
-    level: Level
-    what: str
-    remedy: str = ""
-    """A line to paste: a command, or `in FILE: KEY=VALUE`."""
-
-    def __str__(self) -> str:
-        return f"{self.level:<4}  {self.what}" + (f" — {self.remedy}" if self.remedy else "")
 
 
 @frozen
@@ -319,14 +303,3 @@ def _names(hostlist: str, node: str) -> bool:
         except ValueError:
             continue
     return False
-
-
-def first(config: Config, key: str) -> str:
-    """The last value of `key`; "" without one."""
-    return (config.get(key) or ("",))[-1]
-
-
-def number(text: str) -> int | None:
-    """`60`, `60 sec`; None for `INFINITE` and nothing."""
-    found = re.match(r"\d+", text)
-    return int(found[0]) if found else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from slurm_gpuhealth.doctor.slurm_conf import Line, first, number
+from slurm_gpuhealth.doctor.line import Line, first, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from slurm_gpuhealth.config.settings import Settings
-    from slurm_gpuhealth.doctor.slurm_conf import Config
+    from slurm_gpuhealth.doctor.line import Config
     from slurm_gpuhealth.node.journal import Journal
 
 DAY = 86400.0

@@ -43,7 +43,7 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
     """One check: every source that is on and due, then what the faults call for."""
     now = time.time()
     watch.kernel(settings, journal, now)
-    boot = watch.boot_id(settings)
+    boot = identity.boot_id(settings)
     if journal.get("inventory-boot") != boot:
         _first_of_boot(settings, journal, node, now, deadline)
         journal.put("inventory-boot", boot)
@@ -117,6 +117,6 @@ def _poll(settings: Settings, journal: Journal, node: str, now: float) -> NodeRe
     if 0 <= now - last < every:
         return None
     journal.put("polled", now)
-    from slurm_gpuhealth.ladder import drain
+    from slurm_gpuhealth.node import held
 
-    return drain.look_at_hold(settings, journal, node, now)
+    return held.look_at_hold(settings, journal, node, now)

@@ -8,7 +8,7 @@ import time
 from slurm_gpuhealth import deadline as own
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.ladder import drain
-from slurm_gpuhealth.node import identity, jobs, lock, record, run_level, watch
+from slurm_gpuhealth.node import held, identity, jobs, lock, record, run_level, watch
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control
 
@@ -179,7 +179,7 @@ def _leftovers(
 
     timeout = min(timeout, settings.nvml.timeout)
     try:
-        probed = watch.guarded(settings, journal, "nvml", timeout, lambda left: leftovers.read(settings, uuids, left))
+        probed = lock.guarded(settings, journal, "nvml", timeout, lambda left: leftovers.read(settings, uuids, left))
     except TimeoutError as error:
         say(f"{job.node}: what job {job.job_id} left behind was not looked at: {error}")
         return
@@ -223,7 +223,7 @@ def _drained(settings: Settings, node: str) -> bool:
 
 def _held_still(settings: Settings, journal: Journal, node: str, now: float) -> str:
     """Our journal says that we hold this node, and yet a job starts on it: do we?"""
-    found = drain.look_at_hold(settings, journal, node, now)
+    found = held.look_at_hold(settings, journal, node, now)
     return "undecided" if found is None else "held" if found.ours else "nothing"
 
 

@@ -83,7 +83,7 @@ def cancel(settings: Settings, record: NodeRecord, ours: Reason) -> str:
     """
     if record.flags & REBOOTS:
         raise Unchanged("it is being rebooted: once it is back")
-    if ours.fact in climb.ON_REQUEST and not has_failed(record, ours):
+    if ours.fact in reasons.ON_REQUEST and not has_failed(record, ours):
         change = hold.give_back(settings.slurm, record.name)
         back = "drained as before, " + repr(change.after.reason) if "DRAIN" in change.after.flags else "given back"
         return f"{back} (was {change.before.reason!r})"

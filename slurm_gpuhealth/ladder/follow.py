@@ -125,9 +125,10 @@ def _tend(settings: Settings, journal: Journal | None, record: NodeRecord) -> En
         outcome, why = claim.finish(settings, None, record.name, wait=0)
         return End(record.name, "not run", f"as it was: {outcome}: {why}") if why else None
     if journal:
-        from slurm_gpuhealth.ladder import drain, worker
+        from slurm_gpuhealth.ladder import worker
+        from slurm_gpuhealth.node import held
 
-        found = drain.look_at_hold(settings, journal, record.name, time.time())
+        found = held.look_at_hold(settings, journal, record.name, time.time())
         worker.tend(settings, journal, record.name, found, time.time())
     return None
 

@@ -21,9 +21,9 @@ import os
 import time
 
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.ladder import budget, drain
+from slurm_gpuhealth.ladder import budget
 from slurm_gpuhealth.ladder.rungs import HoldLost, Result
-from slurm_gpuhealth.node import watch
+from slurm_gpuhealth.node import held, identity
 from slurm_gpuhealth.slurm import control, hold, remark
 from slurm_gpuhealth.slurm import reason as reasons
 
@@ -52,7 +52,7 @@ def rebooted(settings: Settings, journal: Journal, record: NodeRecord) -> bool:
     ours = record.ours
     if ours is None or UNDERWAY & record.flags:
         return False
-    boot, text = watch.boot_id(settings), reasons.write(ours)
+    boot, text = identity.boot_id(settings), reasons.write(ours)
     note = journal.get(NOTE)
     if not note or note[1] != text:
         note = [boot, text]
@@ -130,7 +130,7 @@ def _done(climb: Climb, record: NodeRecord) -> int:
 def _order(climb: Climb) -> None:
     """Ask for the reboot, unless somebody changed the node meanwhile."""
     settings, journal = climb.settings, climb.journal
-    turn = drain.turn(settings)
+    turn = held.turn(settings)
     try:
         record = control.show_node(settings.slurm, climb.node)
         if record.ours is None or replace(record.ours, tail=()) != replace(climb.ours, tail=()):
@@ -138,7 +138,7 @@ def _order(climb: Climb) -> None:
         if record.has_job:
             raise control.SlurmError("a job is here")
         wanted = replace(climb.ours, boots=_done(climb, record) + 1, tail=())
-        journal.put(NOTE, [watch.boot_id(settings), reasons.write(wanted)])
+        journal.put(NOTE, [identity.boot_id(settings), reasons.write(wanted)])
         try:
             control.reboot(settings.slurm, climb.node, wanted)
         except control.ControllerDown:

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from slurm_gpuhealth import child
 from slurm_gpuhealth.ladder import state
 from slurm_gpuhealth.ladder.rungs import Result
-from slurm_gpuhealth.node import lock, watch
+from slurm_gpuhealth.node import lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _smi(settings: Settings, journal: Journal, gpus: list[str], deadline: float)
     left = max(1.0, deadline - time.monotonic())
     turn = lock.take(settings, "diagnostic", time.monotonic() + left)
     try:
-        done: child.Completed | None = watch.guarded(
+        done: child.Completed | None = lock.guarded(
             settings, journal, "nvml", left, lambda seconds: child.run(argv, timeout=seconds)
         )
         return done or "an earlier program of ours hangs in the driver and can't be killed"

@@ -13,7 +13,7 @@ from slurm_gpuhealth import child
 from slurm_gpuhealth.findings import Gpu
 from slurm_gpuhealth.ladder import state
 from slurm_gpuhealth.ladder.rungs import HoldLost, Result
-from slurm_gpuhealth.node import watch
+from slurm_gpuhealth.node import lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _write(climb: Climb, gpu: Gpu | None) -> tuple[str, list[str]]:
     import io
     import tarfile
 
-    from slurm_gpuhealth.node.journal import make_private
+    from slurm_gpuhealth.node.journal_file import make_private
 
     folder = os.path.join(climb.settings.paths.state, "bundles")
     make_private(folder)
@@ -176,7 +176,7 @@ def _bug_report(climb: Climb, _: Gpu | None) -> bytes:
     hangs = climb.journal.get("stuck", {}).keys() & {"nvml", "dcgm", "bug-report"}  # not a user's NFS
     for words, seconds in ways[1:] if hangs else ways:
         argv = [program, *words, "--output-file", path]
-        done: child.Completed | None = watch.guarded(
+        done: child.Completed | None = lock.guarded(
             *(climb.settings, climb.journal, "bug-report", seconds),
             lambda left, argv=argv: child.run(argv, timeout=left),  # type: ignore[misc]
         )

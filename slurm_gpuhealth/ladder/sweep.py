@@ -54,7 +54,8 @@ def due(settings: Settings, journal: Journal, node: str, record: NodeRecord, now
 
 def begin(settings: Settings, journal: Journal, node: str, record: NodeRecord, now: float) -> str:
     """Take the node out for its test: `drained`, or why not in a word. `record`: as `due` saw it."""
-    from slurm_gpuhealth.ladder import claim, drain
+    from slurm_gpuhealth.ladder import claim
+    from slurm_gpuhealth.node import held
 
     wanted = reasons.Reason("sweep", None, f"L{settings.sweep.level}", "claim", since=reasons.stamp(now))
 
@@ -64,7 +65,7 @@ def begin(settings: Settings, journal: Journal, node: str, record: NodeRecord, n
             journal.put("hold", {"reason": change.after.reason, "since": change.after.reason_time or now})
         return change.done and change.plan.action == "drain"
 
-    turn = drain.turn(settings)
+    turn = held.turn(settings)
     if turn is None:
         return "undecided"
     try:

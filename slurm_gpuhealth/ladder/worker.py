@@ -18,7 +18,7 @@ from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import climb as core
 from slurm_gpuhealth.ladder import conclude, rungs, state
 from slurm_gpuhealth.ladder.rungs import Climb, HoldLost, Result
-from slurm_gpuhealth.node import lock, watch
+from slurm_gpuhealth.node import identity, lock
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm import reason as reasons
@@ -44,10 +44,10 @@ def tend(settings: Settings, journal: Journal, node: str, record: NodeRecord | N
     kept = journal.get("hold")
     ours = reasons.parse(kept["reason"]) if kept else None
     if record is None and ours and _may_be_due(settings, journal, ours, now):
-        from slurm_gpuhealth.ladder import drain
+        from slurm_gpuhealth.node import held
 
         journal.put("polled", now)
-        record = drain.look_at_hold(settings, journal, node, now)
+        record = held.look_at_hold(settings, journal, node, now)
     if record is None or record.ours is None:
         return
     step = core.due(record.ours, record, state.known(settings, journal, record, now), settings)
@@ -131,10 +131,10 @@ def climb(settings: Settings, journal: Journal, node: str) -> None:
             elif step.do != "run" or not _one_rung(settings, journal, record, step):
                 return
     except HoldLost as gone:
-        from slurm_gpuhealth.ladder import drain
+        from slurm_gpuhealth.node import held
 
         journal.write("UPDATE step SET outcome = 'cancelled', message = ? WHERE outcome = 'running'", str(gone))
-        drain.look_at_hold(settings, journal, node, time.time())
+        held.look_at_hold(settings, journal, node, time.time())
         say(f"{node}: the ladder ends: {gone}")
 
 
@@ -173,7 +173,7 @@ def _run(given: Climb) -> Result:
     """The rung; before a test that nobody asked for, a look whether one can prove anything."""
     import importlib
 
-    if given.rung.startswith("L") and given.ours.fact not in core.ON_REQUEST:
+    if given.rung.startswith("L") and given.ours.fact not in reasons.ON_REQUEST:
         conclude.look(given.settings, given.journal)
         stands = state.pointless(state.faults(given.journal, given.since))
         if stands:
@@ -206,7 +206,7 @@ def _watcher(settings: Settings, journal: Journal, check_hold: Callable[[], None
             check_hold()
         else:
             seen.add((one.pid, one.start))
-            journal.put("ladder-child", (watch.boot_id(settings), one.pid, one.start))
+            journal.put("ladder-child", (identity.boot_id(settings), one.pid, one.start))
 
     return look
 
@@ -216,7 +216,7 @@ def _end_orphan(settings: Settings, journal: Journal) -> None:
     left = journal.get("ladder-child")
     if left:
         # After a boot that number and start time may be somebody else's.
-        orphan = child.Child(left[1], left[2] if left[0] == watch.boot_id(settings) else -1)
+        orphan = child.Child(left[1], left[2] if left[0] == identity.boot_id(settings) else -1)
         for _ in range(100):
             if not child.alive(orphan):
                 break

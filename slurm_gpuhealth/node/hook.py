@@ -43,7 +43,8 @@ def job() -> tuple[Job, Settings, Journal] | None:
 
 def start(node: str) -> tuple[Settings, Journal] | None:
     """Settings and journal for `node`; None, said in syslog, when the configuration is broken: then change nothing."""
-    from slurm_gpuhealth.config.load import ConfigError, config_path, load, refuse_if_writable_by_others
+    from slurm_gpuhealth.config.load import config_path, load, refuse_if_writable_by_others
+    from slurm_gpuhealth.config.settings import ConfigError
     from slurm_gpuhealth.node.journal import open_journal
 
     os.umask(0o077)

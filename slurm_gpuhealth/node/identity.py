@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import time
 
-from slurm_gpuhealth.node import watch
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +31,7 @@ def of_job(settings: Settings, journal: Journal, job: Job) -> list[str] | None:
     if job.gpu_names:
         return whole if len(whole) == len(job.gpu_names) else None
     gres = journal.get("gres", {})
-    if gres.get("boot") != watch.boot_id(settings):
+    if gres.get("boot") != boot_id(settings):
         return None
     uuids = [gres["uuids"][position] for position in job.gpus if position < len(gres["uuids"])]
     return uuids if len(uuids) == len(job.gpus) and UNKNOWN not in uuids else None
@@ -41,7 +39,7 @@ def of_job(settings: Settings, journal: Journal, job: Job) -> list[str] | None:
 
 def learn(settings: Settings, journal: Journal, node: str, again: bool = False) -> str:
     """Learn the map if this boot's is not known; "" or why it could not be told. `again`: also where doubtful."""
-    boot = watch.boot_id(settings)
+    boot = boot_id(settings)
     gres = journal.get("gres", {})
     if gres.get("boot") == boot and not again:
         return str(gres["error"])
@@ -74,7 +72,7 @@ def renumber(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
     # Without persistence mode the driver has no UUID for a GPU that nobody has opened since the boot.
     listed = [gpu for gpu in inventory.identities(settings) if gpu["uuid"]]
     old = {gpu["uuid"]: gpu for gpu in journal.get("gpus", [])}
-    if listed and journal.get("nvml-boot") != watch.boot_id(settings):
+    if listed and journal.get("nvml-boot") != boot_id(settings):
         taken = {gpu["pci"] for gpu in listed} | {gpu["uuid"] for gpu in listed}
         lost = [gpu for gpu in old.values() if gpu["uuid"] not in taken and gpu["pci"] not in taken]
         journal.put("gpus", [*({**old.get(gpu["uuid"], {"serial": None}), **gpu} for gpu in listed), *lost])
@@ -101,3 +99,9 @@ def _minor(file: str) -> int | None:
         return os.minor(os.stat(file).st_rdev)
     except OSError:
         return None
+
+
+def boot_id(settings: Settings) -> str:
+    """This boot's id (proc(5), /proc/sys/kernel/random/boot_id)."""
+    with open(os.path.join(settings.paths.proc, "sys/kernel/random/boot_id")) as file:
+        return file.read().strip()

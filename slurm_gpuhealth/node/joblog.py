@@ -16,14 +16,14 @@ from collections import deque
 
 from slurm_gpuhealth import child
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.node import output, rights, watch
-from slurm_gpuhealth.outcomes import CAUSES, Cited, Reading, to_dict
+from slurm_gpuhealth.logs.reading import NotALog, to_dict, validated
+from slurm_gpuhealth.node import lock, output, rights
+from slurm_gpuhealth.outcomes import Cited, Reading
 from slurm_gpuhealth.say import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from slurm_gpuhealth.config.settings import JobLog, Settings
     from slurm_gpuhealth.node.environment import Job
@@ -41,17 +41,10 @@ LEAST = 0.5
 """Seconds below which it is not begun."""
 SKEW = 60.0
 """Seconds by which a file server's clock may be behind ours."""
-KINDS = frozenset(
-    ("", "hardware", "application", "communication", "infrastructure", "user", "memory", "crash", "numeric", "thermal")
-)
 ENDED = r"\*\*\* JOB {} ON \S{{1,255}} CANCELLED AT (\S{{1,40}}) "
 """What slurmstepd writes below the output of a run that was requeued, preempted or lost its node."""
 RUNS = 1000
 """Ends of runs that are looked at, the last ones; what a user has printed beyond that is none."""
-
-
-class NotALog(Exception):
-    """There is a file, and it is not this job's log; the text says why."""
 
 
 def read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Reading | None:
@@ -86,7 +79,7 @@ def _read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Re
             lambda: as_user(job, paths, settings.joblog, since, restart > 0, left), timeout=left, limit=ANSWER
         )
 
-    done = watch.guarded(settings, journal, "joblog", deadline - time.monotonic(), start)
+    done = lock.guarded(settings, journal, "joblog", deadline - time.monotonic(), start)
     if done is None:
         raise TimeoutError("an earlier child can't be killed: a file system hangs")
     if done.timed_out:
@@ -213,68 +206,3 @@ def numbered(reading: Reading, starts: Sequence[tuple[int, int]]) -> Reading:
 
     cause = reading.cause and moved(reading.cause)
     return reading._replace(cause=cause, collateral=tuple(map(moved, reading.collateral)))
-
-
-def validated(answer: bytes) -> Reading | None:
-    """What a child said as a Reading, every value of its type, in its range and printable. The child has the user's
-    rights: nothing that it says is believed. Raises ValueError; NotALog with its own words."""
-    try:
-        said = json.loads(answer)
-    except RecursionError:
-        raise ValueError("its reader's answer nests too deep") from None
-    if said is None:
-        return None
-    if not isinstance(said, dict):
-        raise ValueError("its reader's answer is none")
-    if set(said) == {"error"}:
-        raise NotALog(_line(said["error"], 300))
-    if set(said) != set(Reading._fields) or said["verdict"] not in CAUSES or said["kind"] not in KINDS:
-        raise ValueError("its reader's answer is none")
-    return Reading(
-        said["verdict"],
-        _number(said["confidence"], 1.0),
-        said["kind"],
-        None if said["cause"] is None else _cited(said["cause"]),
-        tuple(_cited(one) for one in _list(said["collateral"], 20)),
-        tuple(_line(one, 255) for one in _list(said["hosts"], 20)),
-        _whole(said["rank"]),
-        _whole(said["iteration"]),
-        _line(said["error"], 200),
-        _line(said["frame"], 200),
-        _line(said["fingerprint"], 600),
-        tuple(_line(one, 500) for one in _list(said["evidence"], 20)),
-        _line(said["advice"], 500),
-    )
-
-
-def _cited(value: Any) -> Cited:
-    if not isinstance(value, dict) or set(value) != set(Cited._fields):
-        raise ValueError("its reader's answer cites no line")
-    host = None if value["host"] is None else _line(value["host"], 255)
-    when = None if value["time"] is None else _number(value["time"], 1e11)
-    line = _whole(value["line"]) or 0
-    return Cited(line, _line(value["text"], 500), _whole(value["rank"]), host, _whole(value["gpu"]), when)
-
-
-def _list(value: Any, most: int) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"its reader's answer has {type(value).__name__}, where a list belongs")
-    return value[:most]
-
-
-def _line(value: Any, most: int) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"its reader's answer has {type(value).__name__}, where a text belongs")
-    return "".join(one if one.isprintable() else "?" for one in value[:most])
-
-
-def _number(value: Any, most: float) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= most:
-        raise ValueError(f"its reader's answer has a number that is none of 0 to {most:g}")
-    return float(value)
-
-
-def _whole(value: Any) -> int | None:
-    if value is not None and (type(value) is not int or not 0 <= value < 1 << 53):
-        raise ValueError("its reader's answer has a count that is none")
-    return value

@@ -17,10 +17,10 @@ that wait included, goes on in `paths.run` (a tmpfs), and comes back when the di
 
 from __future__ import annotations
 
-import marshal
+import _sqlite3 as sqlite3
 import os
-import sqlite3
-import zlib
+
+from slurm_gpuhealth.node.journal_file import CURSOR, NAME, make_private, memory, open_file, seal, undo, unseal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 
     Result = TypeVar("Result")
 
-NAME = "journal.db"
-VERSION = 4
-CURSOR = "kernel.seen"
-"""In `paths.run`: up to where the kernel log was read and nothing of it waits. For who finds no journal any more."""
 WAITS = "SELECT 1 FROM finding WHERE severity = 'fault' AND acted IS NULL AND cleared IS NULL AND NOT standing LIMIT 1"
 
 
@@ -42,7 +38,7 @@ def open_journal(paths: Paths) -> Journal:
     """The journal in `paths.state`; in `paths.run`, or in memory, when that can't be written (`.trouble` says why)."""
     trouble = ""
     try:
-        journal = Journal(connect(paths.state), paths.state, paths.run)
+        journal = Journal(_connect(paths.state), paths.state, paths.run)
         if os.path.exists(os.path.join(paths.run, NAME)):  # an earlier run could not write: can we now?
             from slurm_gpuhealth.node import journal_mend
 
@@ -56,6 +52,18 @@ def open_journal(paths: Paths) -> Journal:
         return Journal(journal_mend.begin_copy(paths.state, paths.run), paths.run, paths.run, trouble)
     except Exception as error:  # as above
         return Journal(memory(), "", paths.run, f"{trouble}; in {paths.run}: {error}")
+
+
+def _connect(folder: str) -> sqlite3.Connection:
+    make_private(folder)
+    path = os.path.join(folder, NAME)
+    try:
+        return open_file(path)
+    except Exception as error:  # a scribbled file may raise anything
+        from slurm_gpuhealth.node import journal_mend
+
+        journal_mend.set_aside(path, error)
+        return open_file(path)
 
 
 class Journal:
@@ -187,89 +195,3 @@ class Journal:
         self._again = True
         self.db, self.folder, why = journal_mend.fall_back(self.db, error, was, self.run, again)
         self.trouble = self.trouble or why
-
-
-def seal(name: str, value: Any) -> bytes:
-    """`value` with a checksum. marshal's format 4 is read by every Python that we support."""
-    return sealed(name, marshal.dumps(value, 4))
-
-
-def sealed(name: str, data: bytes) -> bytes:
-    return data + zlib.crc32(data, zlib.crc32(name.encode())).to_bytes(4, "little")
-
-
-def unseal(name: str, blob: bytes) -> Any:
-    """What `seal` took. Raises sqlite3.DatabaseError: marshal may crash on damaged bytes, so none reach it unproven."""
-    if type(blob) is bytes and sealed(name, blob[:-4]) == blob:
-        try:
-            return marshal.loads(blob)  # noqa: S302 - our own file, with the right checksum; what follows is not read
-        except (ValueError, EOFError, TypeError):
-            pass
-    raise sqlite3.DatabaseError(f"the value of {name!r} is damaged")
-
-
-def make_private(folder: str) -> None:
-    """Create `folder` with mode 0700; OSError when it is not ours or others can write it."""
-    try:
-        os.makedirs(folder, 0o700, exist_ok=True)
-    except FileExistsError:
-        raise NotADirectoryError(20, "is not a folder", folder) from None
-    found = os.lstat(folder)
-    if found.st_uid != os.geteuid():
-        raise PermissionError(1, f"is owned by uid {found.st_uid}; chown it to {os.geteuid()}", folder)
-    if found.st_mode & 0o077:
-        os.chmod(folder, 0o700)
-
-
-def connect(folder: str) -> sqlite3.Connection:
-    make_private(folder)
-    path = os.path.join(folder, NAME)
-    try:
-        return open_file(path)
-    except Exception as error:  # a scribbled file may raise anything
-        from slurm_gpuhealth.node import journal_mend
-
-        journal_mend.set_aside(path, error)
-        return open_file(path)
-
-
-def open_file(path: str) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=10, isolation_level=None)
-    try:
-        # NORMAL: no fsync for each commit; a power cut may lose the last seconds, never the file.
-        db.execute("PRAGMA synchronous = NORMAL")
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version < VERSION:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("BEGIN IMMEDIATE")
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version < VERSION:  # nobody else was first
-                from slurm_gpuhealth.node.journal_schema import statements
-
-                for statement in statements(version):
-                    db.execute(statement)
-                db.create_function("sealed", 2, sealed)  # since version 4
-                db.execute("UPDATE state SET value = sealed(name, value)")
-                db.execute(f"PRAGMA user_version = {VERSION}")
-            db.execute("COMMIT")
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def memory() -> sqlite3.Connection:
-    from slurm_gpuhealth.node.journal_schema import statements
-
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    for statement in statements(0):
-        db.execute(statement)
-    return db
-
-
-def undo(db: sqlite3.Connection) -> None:
-    try:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-    except Exception:  # noqa: S110 - what ends with the connection is undone too
-        pass

@@ -7,19 +7,17 @@ paths.state ──full, read-only, gone──▶ paths.run ──full as well─
 
 from __future__ import annotations
 
+import _sqlite3 as sqlite3
 import fcntl
 import os
 import shutil
-import sqlite3
 import time
 
-from slurm_gpuhealth.node.journal import CURSOR, NAME, connect, make_private, memory, open_file, seal, undo, unseal
+from slurm_gpuhealth.node.journal_file import NAME, make_private, memory, open_file, seal, undo, unseal
 from slurm_gpuhealth.node.journal_sound import dump, is_sound, of_the_disk, salvage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_gpuhealth.evidence.kernel import Cursor
-    from slurm_gpuhealth.node.journal import Journal
     from slurm_gpuhealth.node.journal_sound import Tables
 
 NUMBERED = ("finding", "diagnostic", "decision", "step")
@@ -28,10 +26,6 @@ LEAP = 1 << 24
 
 ASIDES = 4
 """Corrupt files that are kept: a disk that spoils each of them must not fill up."""
-LOGGED = ("xid", "sxid", "aer", "nvrm", "kernel")
-"""Sources of findings that only the kernel log gives."""
-SLACK = 60.0
-"""Seconds by which the clock may have been set since the boot."""
 
 
 def fall_back(
@@ -110,6 +104,17 @@ def come_back(db: sqlite3.Connection, run: str) -> None:
     _unlink(path)
 
 
+def connect(folder: str) -> sqlite3.Connection:
+    """The journal in `folder`; a corrupt file is set aside first."""
+    make_private(folder)
+    path = os.path.join(folder, NAME)
+    try:
+        return open_file(path)
+    except Exception as error:  # a scribbled file may raise anything
+        set_aside(path, error)
+        return open_file(path)
+
+
 def set_aside(path: str, error: Exception) -> bool:
     """Out of the way with a corrupt file, begun anew with what is good in it. False: it is sound, or was made anew by
     another program meanwhile. Raises where that can't be told: a good one must stay, whatever went wrong with it."""
@@ -126,7 +131,7 @@ def set_aside(path: str, error: Exception) -> bool:
         aside = _move(path)
         tables, whole = salvage(aside)
         state: dict[str, bytes] = dict(tables["state"])
-        if not whole or "kernel" not in state:  # see `kernel_cursor`
+        if not whole or "kernel" not in state:  # see kernel_cursor.py
             cursor = state.pop("kernel", None)
             lost = (unseal("kernel", cursor) if cursor else None, min(written, time.time()))
             state["kernel-lost"] = seal("kernel-lost", lost)
@@ -149,43 +154,6 @@ def _move(path: str) -> str:
     for old in sorted(all_)[:-ASIDES]:
         _unlink(os.path.join(folder, old))
     return aside
-
-
-def kernel_cursor(db: Journal, boot: str, now: float) -> Cursor | None:
-    """From where the kernel log is new, where the journal does not know: it was lost, or what it knew of it was.
-
-    1. What was lost may have been read and never have got its decision. So the log is read again from where all of it
-       had: `Journal.settled` noted that in `paths.run`, for this boot.
-    2. Not noted: from where the lost journal had read, if that was found in it.
-    3. Not found, but the lost journal was written before this boot: all of this boot is new to us.
-    4. Nothing is known: nothing is new. An old fault must not drain a node again that an admin resumed.
-    """
-    cursor, written = db.get("kernel-lost") or (None, None)
-    db.put("kernel-lost", None)
-    noted = _noted(db.run, boot)
-    if noted:
-        marks = ", ".join("?" * len(LOGGED))  # what comes again must not count twice
-        which = f"NOT standing AND seen > ? AND source IN ({marks})"
-        db.write(f"DELETE FROM finding WHERE {which}", noted[3], *LOGGED)  # noqa: S608 - ours
-        return noted
-    if cursor:
-        return cursor  # type: ignore[no-any-return]
-    if written is not None and written < now - time.clock_gettime(time.CLOCK_BOOTTIME) - SLACK:
-        return "", -1, 0, written
-    return None
-
-
-def _noted(run: str, boot: str) -> Cursor | None:
-    try:
-        make_private(run)
-        fd = os.open(os.path.join(run, CURSOR), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            found, last, offset, seen = os.read(fd, 256).decode().partition("\n")[0].split()
-        finally:
-            os.close(fd)
-        return (boot, int(last), int(offset), float(seen)) if found == boot else None
-    except (OSError, ValueError):
-        return None
 
 
 def _unlink(path: str) -> None:

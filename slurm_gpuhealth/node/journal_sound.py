@@ -6,13 +6,13 @@ there, a number that is none. So not the error is judged but the file. Imported 
 
 from __future__ import annotations
 
+import _sqlite3 as sqlite3
 import json
 import os
-import sqlite3
 
 from slurm_gpuhealth.findings import SEVERITIES
 from slurm_gpuhealth.node import journal_schema
-from slurm_gpuhealth.node.journal import VERSION, unseal
+from slurm_gpuhealth.node.journal_file import VERSION, unseal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

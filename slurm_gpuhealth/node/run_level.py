@@ -6,7 +6,7 @@ import os
 import time
 
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.node import jobs, lock, watch
+from slurm_gpuhealth.node import jobs, lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _run(
 
     now = time.time()
     try:
-        diagnosis = watch.guarded(
+        diagnosis = lock.guarded(
             settings, journal, "dcgm", timeout, lambda left: _not_busy(settings, level, uuids, left)
         )
     except TimeoutError:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
+
+from slurm_gpuhealth.node import identity, lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,19 +23,13 @@ if TYPE_CHECKING:
     """(settings, journal, now, seconds it may take) → what was seen. OSError: this source could not be read."""
 
 
-ROOM = 0.1
-"""Seconds in which no child says anything that counts."""
-SETTLE = 20.0
-"""Seconds after its deadline in which a killed child may still be on its way out."""
-
-
 def kernel(settings: Settings, journal: Journal, now: float) -> list[Judged]:
     """The kernel log since the last look of any of our programs. Cursor and findings are written in one transaction."""
     if settings.sources.kernel == "off":
         return []
     from slurm_gpuhealth.evidence import kernel as evidence
 
-    boot, first = boot_id(settings), False
+    boot, first = identity.boot_id(settings), False
 
     def look() -> list[Judged]:
         nonlocal first
@@ -42,14 +37,14 @@ def kernel(settings: Settings, journal: Journal, now: float) -> list[Judged]:
         cursor = journal.get("kernel")
         first = cursor is None
         if first:
-            from slurm_gpuhealth.node import journal_mend
+            from slurm_gpuhealth.node import kernel_cursor
 
-            cursor = journal_mend.kernel_cursor(journal, boot, now)
+            cursor = kernel_cursor.begin(journal, boot, now)
         else:
             journal.settled()
         seen = evidence.collect(settings.paths.kernel_log, cursor, boot, now, settings.paths.sys)
         if seen.findings or journal.get("kernel-trouble"):
-            from slurm_gpuhealth.node import identity, record
+            from slurm_gpuhealth.node import record
 
             if journal.get("nvml-boot") != boot:
                 identity.renumber(settings, journal)
@@ -116,45 +111,6 @@ def due(settings: Settings, journal: Journal, name: str, now: float) -> bool:
     return every == 0 or not 0 <= now - last < every
 
 
-def guarded(settings: Settings, journal: Journal, name: str, seconds: float, start: Callable[[float], Any]) -> Any:
-    """`start(seconds)`, whose result has `.stuck`; None, and nothing started, while an earlier child can't be killed.
-
-    One at a time: of two that start together both would be stuck. TimeoutError when another program's does not end, or
-    was killed so lately that the driver may still be clearing up after it: that is no evidence yet.
-    """
-    from slurm_gpuhealth import deadline as own
-    from slurm_gpuhealth.child import Child, Ended, age, alive
-    from slurm_gpuhealth.node import lock
-
-    seconds = min(seconds, own.left() - 2.0)  # a child that is deaf takes so long to be ended
-    if seconds < ROOM:
-        raise TimeoutError("no time left for it")
-    deadline = time.monotonic() + seconds
-    turn = lock.take(settings, name, deadline)
-    if turn is None:
-        raise TimeoutError(f"another program of ours is at it, and was not done in {seconds:.0f} s")
-    boot, stuck = boot_id(settings), journal.get("stuck", {})
-    old, child = stuck.get(name), None
-    try:
-        if old and old[0] == boot and alive(Child(old[1], old[2])):
-            child = Child(old[1], old[2])
-            if age(child) < settings.nvml.timeout + SETTLE:
-                raise TimeoutError("an earlier child was killed and has not ended yet")
-            return None
-        result = start(max(0.1, deadline - time.monotonic()))
-        child = result.stuck
-        return result
-    except Ended as end:  # slurmd lost patience with us: whether the child dies of it is seen the next time
-        child = end.child
-        raise
-    finally:
-        new = (boot, child.pid, child.start) if child else None
-        if new != old:
-            rest = {other: value for other, value in stuck.items() if other != name}
-            journal.put("stuck", {**rest, name: new} if new else rest)
-        os.close(turn)
-
-
 def _stands(journal: Journal, sources: Sequence[str]) -> bool:
     return any(
         journal.one("SELECT 1 FROM finding WHERE standing AND cleared IS NULL AND source = ? LIMIT 1", source)
@@ -162,20 +118,14 @@ def _stands(journal: Journal, sources: Sequence[str]) -> bool:
     )
 
 
-def boot_id(settings: Settings) -> str:
-    """This boot's id (proc(5), /proc/sys/kernel/random/boot_id)."""
-    with open(os.path.join(settings.paths.proc, "sys/kernel/random/boot_id")) as file:
-        return file.read().strip()
-
-
 def _nvml(settings: Settings, journal: Journal, now: float, timeout: float) -> Seen:
     """All GPUs, judged against the last reading and the baseline, which it replaces."""
     from slurm_gpuhealth.evidence import nvml
 
-    baseline, boot = journal.get("nvml-baseline", {}), boot_id(settings)
+    baseline, boot = journal.get("nvml-baseline", {}), identity.boot_id(settings)
     timeout = min(timeout, settings.nvml.timeout)
     full = journal.get("nvml-boot") != boot  # the first of a boot also reads what does not change: VBIOS, limits
-    probed = guarded(
+    probed = lock.guarded(
         settings, journal, "nvml", timeout, lambda left: nvml.read(settings, timeout=left, full=full, baseline=baseline)
     )
     if probed is None:

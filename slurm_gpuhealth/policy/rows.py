@@ -7,6 +7,8 @@ import difflib
 import re
 from fnmatch import fnmatchcase
 
+from slurm_gpuhealth.config.check import dotted, line_of, parse_with_lines
+from slurm_gpuhealth.config.settings import Problem
 from slurm_gpuhealth.policy import runbook
 from slurm_gpuhealth.policy.judge import SOURCE_OF
 
@@ -14,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from slurm_gpuhealth.config.settings import Command, Row
+    from slurm_gpuhealth.config.settings import Command, Row, Settings
 
 SOURCES = (*SOURCE_OF, "site")
 NUMBERED = ("xid", "sxid")
@@ -46,6 +48,16 @@ DETAILS: dict[str, tuple[str, ...]] = {
     "site": ("check", "gpu", "says"),
 }
 """A finding's source → the names of its details, which `when` may ask for."""
+
+
+def problems(path: str, settings: Settings) -> list[Problem]:
+    """Rows of the site's that nothing can meet; raises ConfigError."""
+    data, lines = parse_with_lines(path)
+    own = settings.policy[: len(data.get("policy", ()))]
+    return [
+        Problem(path, line_of(lines, ("policy", index, key)), dotted(("policy", index, key)), why)
+        for index, key, why in unmatched(own, settings.check.command)
+    ]
 
 
 def unmatched(rows: Sequence[Row], commands: Sequence[Command]) -> Iterator[tuple[int, str, str]]:

@@ -13,11 +13,11 @@ import stat
 import time
 
 from slurm_gpuhealth.config.load import unsafe
-from slurm_gpuhealth.ship.outbox import lines
+from slurm_gpuhealth.ship.line import lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_gpuhealth.ship.outbox import Record
+    from slurm_gpuhealth.ship.line import Record
 
 ROTATE = 4 << 20
 END = ".jsonl"

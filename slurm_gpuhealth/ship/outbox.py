@@ -6,23 +6,19 @@ it in once: (node, journal, id, sub) names it, and the higher `seq` wins. All th
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import zlib
 
 from slurm_gpuhealth import child
-from slurm_gpuhealth.node import journal_schema, lock, watch
+from slurm_gpuhealth.node import journal_schema, lock
 from slurm_gpuhealth.say import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.node.journal import Journal
-
-    Record = dict[str, Any]
+    from slurm_gpuhealth.ship.line import Record
 
 AT_ONCE = 2 << 20
 """Bytes that one child writes; what waits beyond it is the next child's."""
@@ -88,7 +84,7 @@ def _some(settings: Settings, journal: Journal, node: str, deadline: float) -> b
     def start(left: float) -> child.Probed:
         return child.probe(lambda: write(settings, node, batch, shipped["size"]), timeout=left)
 
-    probed = watch.guarded(settings, journal, "store", limit, start)
+    probed = lock.guarded(settings, journal, "store", limit, start)
     if probed is None:
         raise OSError("an earlier child can't be killed: the shared directory, or the network, hangs")
     if probed.error:
@@ -166,10 +162,3 @@ def write(settings: Settings, node: str, batch: list[Record], size: int) -> int 
     from slurm_gpuhealth.ship import file as ship_file
 
     return ship_file.append(settings.store.url[len("file://") :], node, batch, size)
-
-
-def lines(batch: list[Record], before: float, there: float, after: float) -> list[bytes]:
-    """The batch as lines. `there`: what the store's clock showed between `before` and `after` of ours."""
-    clock = {"clock": round((before + after) / 2 - there, 3)}
-    batch[0]["time"] = before
-    return [json.dumps({**record, **clock}, separators=(",", ":")).encode() + b"\n" for record in batch]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from slurm_gpuhealth.ship.outbox import lines
+from slurm_gpuhealth.ship.line import lines
 
 if TYPE_CHECKING:
     from typing import Any
 
     from slurm_gpuhealth.config.settings import Settings
-    from slurm_gpuhealth.ship.outbox import Record
+    from slurm_gpuhealth.ship.line import Record
 
 # Without a conflict target: with one the role would need SELECT too (PostgreSQL's manual, INSERT).
 INSERT = "INSERT INTO inbox (node, journal, seq, line) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING"

@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from random import Random
 
-    from slurm_gpuhealth.simulate.cases import Case
+    from slurm_gpuhealth.simulate.cases import Case, Lemon
     from slurm_gpuhealth.simulate.load import Bug, Job
-    from slurm_gpuhealth.simulate.world import Lemon
 
     Held = Mapping[int, tuple[int, ...]]
     Told = list[tuple[float, Attempt | Event]]

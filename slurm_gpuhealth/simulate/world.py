@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_gpuhealth.simulate import load, signs
-from slurm_gpuhealth.simulate.cases import DAY, Case
+from slurm_gpuhealth.simulate.cases import DAY, Case, Lemon
 from slurm_gpuhealth.simulate.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 EPOCH = 1_750_000_000.0
 PEEK = 50
 """Waiting jobs that are looked at when something becomes free, as Slurm's backfill does."""
-
-
-class Lemon(NamedTuple):
-    node: int
-    since: float
-    until: float
-    rate: float
-    """Faults a second of allocated time."""
-    gpu: int | None = None
-    """The one GPU that is bad; None: the node."""
 
 
 class Truth(NamedTuple):

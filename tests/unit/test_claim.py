@@ -8,8 +8,9 @@ from test_act import NOW, Slurm, fault, modes
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import budget, claim, drain
-from slurm_gpuhealth.node import record
-from slurm_gpuhealth.node.journal import Journal, memory
+from slurm_gpuhealth.node import held, record
+from slurm_gpuhealth.node.journal import Journal
+from slurm_gpuhealth.node.journal_file import memory
 from slurm_gpuhealth.slurm import control, reason, remark
 from slurm_gpuhealth.slurm.node import Hold
 from slurm_gpuhealth.slurm.reason import Reason
@@ -35,7 +36,7 @@ def next_check(settings, journal, slurm):
     if record.waiting(journal):
         drain.act(settings, journal, "check", "n1", NOW)
     if journal.get("hold") or slurm.reason:
-        found = drain.look_at_hold(settings, journal, "n1", NOW)
+        found = held.look_at_hold(settings, journal, "n1", NOW)
         if found.ours and found.ours.state == "claim":
             claim.settle(settings, journal, "n1", found, NOW)
 
@@ -74,7 +75,7 @@ def test_of_claims_at_the_same_time_the_one_that_does_not_fit_is_undone_and_its_
     assert drain.act(settings, journal, "check", "n1", NOW) == "over-budget"
     assert (slurm.flags, decisions(journal)) == (frozenset(), ["over-budget"])
     assert (journal.get("hold"), len(record.waiting(journal))) == (None, 1)
-    drain.look_at_hold(settings, journal, "n1", NOW)
+    held.look_at_hold(settings, journal, "n1", NOW)
     assert modes(journal) == ["enforce"]  # our own undo is no admin's ack
     slurm.meanwhile, slurm.others = lambda: None, []
     next_check(settings, journal, slurm)
@@ -188,7 +189,7 @@ def test_a_slow_controller_does_not_keep_who_waits_for_the_lock(settings, journa
 
 def test_a_claim_that_is_found_without_a_journal_is_settled(settings, journal, slurm):
     slurm.drain(None, "n1", Reason("Xid48", 3, "L3", "claim"))
-    found = drain.look_at_hold(settings, journal, "n1", NOW)
+    found = held.look_at_hold(settings, journal, "n1", NOW)
     assert claim.settle(settings, journal, "n1", found, NOW) == "drained"
     assert (reason.parse(slurm.reason).state, decisions(journal)) == ("queued", ["drained"])
 
@@ -217,7 +218,7 @@ def test_an_old_claim_is_made_anew_before_it_has_a_place(settings, journal, slur
         5, "claim", when=slurm.time + 1800
     )  # younger than the old time, older than the new one: abandoned
     slurm.others += [Hold(f"k{i}", Reason("Xid48", 0, "L3", "claim"), time.time() - 60) for i in range(5)]
-    found = drain.look_at_hold(settings, journal, "n1", NOW)
+    found = held.look_at_hold(settings, journal, "n1", NOW)
     assert claim.settle(settings, journal, "n1", found, NOW) == "over-budget"
     assert [reason.parse(text).state for text in slurm.orders[:2]] == ["claim", "claim"]
 
@@ -231,7 +232,7 @@ def test_a_node_that_the_budget_does_not_count_is_not_drained(settings, journal,
     assert drain.act(settings, journal, "check", "n1", NOW) == "refused"
     assert slurm.orders == []
     slurm.drain(None, "n1", Reason("asked", None, "L3", "claim"))
-    found = drain.look_at_hold(settings, journal, "n1", NOW)
+    found = held.look_at_hold(settings, journal, "n1", NOW)
     assert (claim.settle(settings, journal, "n1", found, NOW), slurm.flags) == ("refused", frozenset())
 
 
@@ -262,7 +263,7 @@ def test_an_undrain_from_afar_is_known_with_its_own_time(settings, journal, slur
     drain.act(settings, journal, "check", "n1", NOW)
     slurm.comment = remark.write_said("", remark.Said({"lost": NOW // 60 * 60 + 600}))
     slurm.resume()
-    drain.look_at_hold(settings, journal, "n1", NOW)
+    held.look_at_hold(settings, journal, "n1", NOW)
     assert journal.one("SELECT mode, acked FROM finding") == ("acked", NOW // 60 * 60 + 600)
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_gpuhealth.config import check
 from slurm_gpuhealth.config import load as configuration
-from slurm_gpuhealth.config.load import ConfigError
-from slurm_gpuhealth.config.settings import Settings
+from slurm_gpuhealth.config.settings import ROWS, ConfigError, Settings
 from slurm_gpuhealth.frozen import replace
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +56,7 @@ def test_the_shipped_file_has_every_key_of_the_settings(write):
     data, _ = check.parse_with_lines(write(uncommented()))
     for table, default in Settings().__dict__.items():
         if hasattr(default, "__dict__"):
-            rows = {key for key in default.__dict__ if type(default).__annotations__[key] in configuration.ROWS}
+            rows = {key for key in default.__dict__ if type(default).__annotations__[key] in ROWS}
             assert data[table].keys() | rows == default.__dict__.keys() | rows, table
     assert "mode" in data
 

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_gpuhealth.config import check
 from slurm_gpuhealth.config import load as configuration
-from slurm_gpuhealth.config.load import ConfigError
+from slurm_gpuhealth.config.settings import ConfigError
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpuhealth.commands import doctor as command
 from slurm_gpuhealth.config.settings import Check, Dcgm, Epilog, Gpus, Paths, Prolog, Reboot, Settings, Sources
-from slurm_gpuhealth.doctor import node, slurm_conf
+from slurm_gpuhealth.doctor import look, node, slurm_conf
 from slurm_gpuhealth.doctor.slurm_conf import Entry
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.slurm.node import parse_config
@@ -401,6 +400,7 @@ def test_hooks_are_listed_as_slurm_finds_them(tmp_path):
     hooks.mkdir()
     for name, text, mode in (
         ("50-gpuhealth", f"#!/bin/sh\n{python} -I -c '\nfrom slurm_gpuhealth.hooks.prolog import main\n'\n", 0o755),
+        ("60-before", f"#!/bin/sh\n{python} -I -c '\nfrom slurm_gpuhealth.{'commands'}.prolog import main'\n", 0o755),
         ("40-gone", "#!/bin/sh\nexec /nowhere/bin/gpuhealth-prolog\n", 0o755),
         ("30-comment", "#!/bin/sh\n# exec /opt/gpuhealth/bin/gpuhealth-prolog\n", 0o755),
         ("20-off", "#!/bin/sh\n", 0o644),
@@ -411,13 +411,14 @@ def test_hooks_are_listed_as_slurm_finds_them(tmp_path):
     (hooks / "folder").mkdir()
     (hooks / "dangling").symlink_to("/nowhere")
     os.mkfifo(hooks / "pipe", 0o755)
-    found = {os.path.basename(one.path): one for one in command.list_hooks(f"{hooks}/*")}
-    assert set(found) == {"50-gpuhealth", "40-gone", "30-comment", "20-off", "folder", "dangling", "pipe"}
+    found = {os.path.basename(one.path): one for one in look.list_hooks(f"{hooks}/*")}
+    assert set(found) == {"60-before", "50-gpuhealth", "40-gone", "30-comment", "20-off", "folder", "dangling", "pipe"}
     assert (found["50-gpuhealth"].starts, found["50-gpuhealth"].lacks) == ("prolog", "")
+    assert (found["60-before"].starts, found["60-before"].lacks) == ("prolog", "")
     assert (found["40-gone"].starts, found["40-gone"].lacks) == ("prolog", "/nowhere/bin/gpuhealth-prolog")
     assert found["30-comment"].starts == ""
     assert (found["20-off"].runs, found["folder"].kind, found["dangling"].kind) == (False, "folder", "missing")
-    assert [one.kind for one in command.list_hooks("/nowhere/hook")] == ["missing"]
+    assert [one.kind for one in look.list_hooks("/nowhere/hook")] == ["missing"]
     lines = list(judge(listing=prolog(found["dangling"])))
     line = next(one for one in lines if "does not exist" in one.what)
     assert "dangling (a link to /nowhere) does not exist" in line.what
@@ -426,7 +427,7 @@ def test_hooks_are_listed_as_slurm_finds_them(tmp_path):
 
 def test_folders_of_a_node_that_are_not_there_are_named_and_no_traceback_is_the_answer(tmp_path):
     settings = Settings(paths=Paths(proc=str(tmp_path / "n7/proc"), sys=str(tmp_path), dev=str(tmp_path)))
-    (line,) = command._node(settings, "n7", None)
+    (line,) = look._node(settings, "n7", None)
     assert (line.level, line.check) == ("FAIL", "paths")
     assert f"proc = {tmp_path}/n7/proc in [paths]: not there" in line.what
     assert "--node NAME" in line.remedy
@@ -435,7 +436,7 @@ def test_folders_of_a_node_that_are_not_there_are_named_and_no_traceback_is_the_
 @pytest.mark.parametrize("program", ["prolog", "epilog"])
 def test_our_own_scripts_are_known_as_ours(program):
     script = Path(__file__).parents[2] / f"scripts/{program}.d/50-gpuhealth"
-    entry = command.list_hooks(str(script))[0]
+    entry = look.list_hooks(str(script))[0]
     assert (entry.starts, entry.runs) == (program, True)
     assert entry.lacks in ("", "/opt/gpuhealth/bin/python")
 
@@ -453,4 +454,4 @@ def test_our_own_scripts_are_known_as_ours(program):
 def test_gpus_of_a_node_record(gres, count):
     from slurm_gpuhealth.slurm.node import NodeRecord
 
-    assert command._configured(NodeRecord("n1", "IDLE", frozenset(), gres=gres)) == count
+    assert look._configured(NodeRecord("n1", "IDLE", frozenset(), gres=gres)) == count

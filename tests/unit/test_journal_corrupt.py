@@ -11,9 +11,9 @@ import pytest
 from slurm_gpuhealth.config.settings import Paths, Row, Settings, Sources
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.hooks import check
-from slurm_gpuhealth.ladder import drain
-from slurm_gpuhealth.node import decisions, hook, journal_sound, record
-from slurm_gpuhealth.node.journal import NAME, open_journal
+from slurm_gpuhealth.node import decisions, held, hook, journal_sound, record
+from slurm_gpuhealth.node.journal import open_journal
+from slurm_gpuhealth.node.journal_file import NAME
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm.node import NodeRecord
 
@@ -187,7 +187,7 @@ def test_a_scribbled_journal_is_opened_or_set_aside_and_the_next_check_looks_at_
         assert journal.get("failure", {"time": 0})["time"] < before, what
         assert node.seen() == {"79": "shadow", "95": "shadow"}, what
         if climbing:
-            drain.look_at_hold(node.settings, journal, "n1", time.time())
+            held.look_at_hold(node.settings, journal, "n1", time.time())
             assert journal.get("hold")["reason"] == OURS, what
         journal.db.close()
         node.run(node.read_and_write_all)

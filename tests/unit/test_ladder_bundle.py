@@ -13,7 +13,7 @@ from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import rung_rma
 from slurm_gpuhealth.ladder.rungs import Climb, HoldLost
-from slurm_gpuhealth.node import record, watch
+from slurm_gpuhealth.node import identity, record, watch
 from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm.reason import Reason
 from tests.fakes import node
@@ -90,7 +90,7 @@ def test_a_bug_report_that_hangs_is_made_in_safe_mode(climb, folder, monkeypatch
 
 
 def test_where_a_child_hangs_in_the_driver_it_is_safe_mode_at_once(climb):
-    climb.journal.put("stuck", {"nvml": (watch.boot_id(climb.settings), 1, 1)})
+    climb.journal.put("stuck", {"nvml": (identity.boot_id(climb.settings), 1, 1)})
     import gzip
 
     assert b"--safe-mode" in gzip.decompress(inside(rung_rma.run(climb).bundle)["nvidia-bug-report.log.gz"])

@@ -11,7 +11,7 @@ from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import conclude, entry, rung_test, rungs, state, worker
 from slurm_gpuhealth.ladder.rungs import Climb, HoldLost, Result
-from slurm_gpuhealth.node import watch
+from slurm_gpuhealth.node import identity
 from slurm_gpuhealth.slurm.reason import Reason
 
 
@@ -19,7 +19,7 @@ from slurm_gpuhealth.slurm.reason import Reason
 def sleeper(settings, journal):
     """What a killed worker has left running."""
     process = subprocess.Popen(["/bin/sleep", "60"], start_new_session=True)
-    journal.put("ladder-child", (watch.boot_id(settings), process.pid, child._stat(process.pid)[1]))
+    journal.put("ladder-child", (identity.boot_id(settings), process.pid, child._stat(process.pid)[1]))
     yield process
     process.kill()
     process.wait()

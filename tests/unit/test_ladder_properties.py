@@ -102,7 +102,7 @@ def is_fit(world, node, ours):
         world.broken.append(f"{node}: given back although {stands} stands")
     if not node.looked:
         world.broken.append(f"{node}: given back without a look after the test")
-    if not node.proven and ours.fact not in climb.ON_REQUEST:
+    if not node.proven and ours.fact not in reasons.ON_REQUEST:
         world.broken.append(f"{node}: given back unproven")
 
 

@@ -10,7 +10,7 @@ from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.hooks import check
 from slurm_gpuhealth.ladder import rung_reset, rung_test, state
 from slurm_gpuhealth.ladder.rungs import Climb, HoldLost, Result
-from slurm_gpuhealth.node import lock, watch
+from slurm_gpuhealth.node import identity, lock, watch
 from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm.reason import Reason
 from tests.fakes import node
@@ -99,7 +99,7 @@ def test_a_check_leaves_the_services_stopped_while_the_worker_is_at_it_and_start
     settings = replace(climb.settings, slurm=Slurm(slurmd="/nowhere"))
     climb.journal.put("stopped", HELD)
     change(folder, services=dict.fromkeys(HELD, "inactive"))
-    climb.journal.put("inventory-boot", watch.boot_id(settings))
+    climb.journal.put("inventory-boot", identity.boot_id(settings))
     climb.journal.put("polled", time.time())
     worker = lock.take(settings, state.LOCK)
     check.look(settings, climb.journal, "n1", time.monotonic() + 15)
@@ -209,7 +209,7 @@ def test_a_hung_nvidia_smi_is_ended_and_the_services_come_back(climb, folder):
 
 
 def test_a_hung_program_of_ours_is_not_joined_by_a_reset(climb, folder, monkeypatch):
-    monkeypatch.setattr(watch, "guarded", lambda *_: None)
+    monkeypatch.setattr(lock, "guarded", lambda *_: None)
     result = rung_reset.run(climb)
     assert (result.outcome, "can't be killed" in result.message) == ("fail", True)
 

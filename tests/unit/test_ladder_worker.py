@@ -5,8 +5,19 @@ import time
 import pytest
 
 from slurm_gpuhealth.config.check import parse_with_lines
-from slurm_gpuhealth.config.load import POLICY_PATH
-from slurm_gpuhealth.config.settings import Check, Command, Drain, Ladder, Paths, Reboot, Repair, Reset, Row, Settings
+from slurm_gpuhealth.config.settings import (
+    POLICY_PATH,
+    Check,
+    Command,
+    Drain,
+    Ladder,
+    Paths,
+    Reboot,
+    Repair,
+    Reset,
+    Row,
+    Settings,
+)
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.hooks import check

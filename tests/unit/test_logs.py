@@ -11,7 +11,8 @@ import pytest
 from slurm_gpuhealth.logs import known, python
 from slurm_gpuhealth.logs.known import tomllib
 from slurm_gpuhealth.logs.read import read_text
-from slurm_gpuhealth.outcomes import CAUSES, Reading, from_dict, to_dict
+from slurm_gpuhealth.logs.reading import from_dict, to_dict
+from slurm_gpuhealth.outcomes import CAUSES, Reading
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = [json.loads(line) for line in (ROOT / "tests/corpus/joblogs/samples.jsonl").open()]

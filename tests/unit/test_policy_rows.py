@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_gpuhealth.config.check import parse_with_lines
-from slurm_gpuhealth.config.load import POLICY_PATH
-from slurm_gpuhealth.config.settings import Repair, Row, Settings
+from slurm_gpuhealth.config.settings import POLICY_PATH, Repair, Row, Settings
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.ladder import climb
 from slurm_gpuhealth.ladder.rungs import LADDER, Result
