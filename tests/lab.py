@@ -101,7 +101,7 @@ class Lab(Cluster):
         self.refuse_bad_configuration()
         self.wire(BIN, self.config)
         for node in self.names:
-            for program in ("scontrol", "sinfo"):
+            for program in ("scontrol", "sinfo", "sacctmgr"):
                 wrapper = self.lab / "nodes" / node / "bin" / program
                 wrapper.parent.mkdir(parents=True, exist_ok=True)
                 wrapper.write_text(COUNTED.format(program=program, home=wrapper.parent.parent))

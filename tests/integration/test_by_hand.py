@@ -1,44 +1,26 @@
 """The default ladder on real Slurm: what it asks of hands, done by hand, and what becomes of the node then."""
 
-import os
-import shutil
 import tarfile
-
-import pytest
 
 from slurm_gpuhealth.slurm import remark
 from slurm_gpuhealth.slurm.reason import parse
-from tests.daemons import until
 from tests.fakes import node as fakes
-from tests.lab import Lab, fresh
 
-
-@pytest.fixture(scope="module")
-def lab():
-    if os.geteuid() != 0:
-        pytest.skip("a real Slurm cluster needs root")
-    with Lab(fresh("by-hand"), nodes=2, gpus=8, dbd=False, health_interval=3, floor=2, poll="10s") as lab:
-        for node in lab.names:
-            lab.until_checked(node)
-        yield lab
-    if not os.environ.get("KEEP"):
-        shutil.rmtree(lab.lab)
+LAB = {"nodes": 2, "dbd": False, "floor": 2}
 
 
 def test_a_gpu_that_is_gone_for_good_ends_at_rma_after_one_reboot_by_hand(lab):
     gone = fakes.load(str(lab.lab / "nodes/n1"))["gpus"][3]
     lab.inject("n1", "xid", 79, "--gpu", 3, "--for-good")
-    lab.until_reason("n1", "reboot manual", 120)
+    lab.until_reason("n1", "reboot manual")
     lab.stop_node("n1")
     lab.inject("n1", "reboot")
     lab.start_node("n1", "-b")
-    ours = parse(lab.until_reason("n1", "next=RMA", 240))
+    ours = parse(lab.until_reason("n1", "next=RMA"))
     assert (ours.fact, ours.gpu, ours.done, ours.serial) == ("Xid79", 3, "reboot", gone["serial"])
     assert f"{ours.pci}." in gone["pci"].lower() or ours.pci == gone["pci"].lower()
-    last = until(
-        lambda: (one := remark.read_result(lab.node("n1").partition(" Extra=")[2])) and one.bundle and one,
-        "evidence",
-        120,
+    last = lab.until(
+        lambda: (one := remark.read_result(lab.node("n1").partition(" Extra=")[2])) and one.bundle and one, "evidence"
     )
     with tarfile.open(lab.lab / "nodes/n1/state/bundles" / last.bundle) as tar:
         inside = {name.rpartition("/")[2]: tar.extractfile(name).read() for name in tar.getnames()}

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.daemons import until
-from tests.lab import Lab, fresh
 
+LAB = {"nodes": 2, "dbd": False, "floor": 2}
 NAMES = [
     "Invalid job id JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 "
     "ExitCode=0:0",
@@ -15,19 +15,10 @@ NAMES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def lab():
-    with Lab(fresh("names"), nodes=2, gpus=8, dbd=False, floor=2, poll="10s", health_interval=3) as cluster:
-        for node in cluster.names:
-            cluster.until_checked(node)
-        yield cluster
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_job_that_is_named_like_an_error_is_still_there_and_low_bandwidth_beside_it_is_no_fault(lab, name):
-    lab.heal()
     lab.inject("n1", "dcgm", "pcie", 30, "--gpu", 3, "--level", 2)
-    other = lab.submit("sleep 90", gres="gpu:1", nodelist="n1", job_name=name)
+    other = lab.submit("sleep 600", gres="gpu:1", nodelist="n1", job_name=name)
     until(lambda: lab.rows("n1", "SELECT 1 FROM job WHERE job = ?", other), "the other job in the journal")
     # A retest waits: the epilog asks Slurm whether the other job is still there.
     for _ in range(2):

@@ -106,7 +106,7 @@ def test_an_admins_drain_is_neither_overwritten_nor_extended_nor_resumed(lab):
 
 def test_an_admin_who_takes_over_our_hold_keeps_it(lab):
     lab.inject("n1", "xid", 48, "--gpu", 3)
-    lab.until_reason("n1", "gpuhealth:Xid48")
+    lab.until_reason("n1", "reset manual")  # from here on we write nothing: words alone leave no trace to put back
     lab.run("scontrol", "update", "NodeName=n1", "Reason=RMA ticket 4711")
     lab.inject("n1", "xid", 79, "--gpu", 4)
     for _ in range(3):

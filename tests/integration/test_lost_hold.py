@@ -1,17 +1,8 @@
 """What slurmctld loses is no admin's resume: a hold that may have been lost is made again, once, on real Slurm."""
 
-import pytest
-
 from tests.daemons import until
-from tests.lab import Lab, fresh
 
-
-@pytest.fixture(scope="module")
-def lab():
-    with Lab(fresh("lost"), nodes=2, gpus=4, dbd=False, floor=2, poll="10s", health_interval=3) as lab:
-        for node in lab.names:
-            lab.until_checked(node)
-        yield lab
+LAB = {"nodes": 2, "gpus": 4, "dbd": False, "floor": 2}
 
 
 def decisions(lab, node):
@@ -21,15 +12,15 @@ def decisions(lab, node):
 def test_a_hold_that_a_restart_of_slurmctld_lost_is_made_again_once_and_then_left(lab):
     lab.inject("n1", "xid", 79, "--gpu", 3)
     lab.until_reason("n1", "gpuhealth:Xid79")
-    lab.until_checked("n1")
+    lab.check("n1")
     restart_without_state(lab)
     lab.until_reason("n1", "gpuhealth:Xid79")
-    until(lambda: decisions(lab, "n1")[:3] == ["drained", "lost", "drained"], "the decisions")
-    lab.until_checked("n1")
+    lab.until(lambda: decisions(lab, "n1")[:3] == ["drained", "lost", "drained"], "the decisions")
+    lab.check("n1")
     restart_without_state(lab)
-    until(lambda: "acked" in decisions(lab, "n1"), "the second loss is left")
+    lab.until(lambda: "acked" in decisions(lab, "n1"), "the second loss is left")
     for _ in range(3):
-        lab.until_checked("n1")
+        lab.check("n1")
     assert lab.state("n1") == "IDLE"
 
 
@@ -38,14 +29,14 @@ def test_a_drain_that_scontrol_said_yes_to_and_did_not_make_is_made_again(lab):
     good = wrapper.read_text()
     wrapper.write_text(good.replace("exec", 'case "$*" in update*) exit 0 ;; esac\nexec'))
     lab.inject("n2", "xid", 79, "--gpu", 1)
-    until(lambda: lab.journal("n2", "hold"), "n2 believes that it is drained")
+    lab.until(lambda: lab.journal("n2", "hold"), "n2 believes that it is drained")
     wrapper.write_text(good)
     lab.until_reason("n2", "gpuhealth:Xid79")
-    until(lambda: decisions(lab, "n2")[:3] == ["drained", "lost", "drained"], "the decisions")
+    lab.until(lambda: decisions(lab, "n2")[:3] == ["drained", "lost", "drained"], "the decisions")
 
 
 def restart_without_state(lab):
     """slurmctld as after `systemctl restart` with `-c` in SLURMCTLD_OPTIONS, or with its state directory gone."""
     lab.stop_controller()
     lab.daemons.start("slurmctld", "slurmctld", "-D", "-c", "-f", str(lab.conf))
-    until(lambda: "is UP" in lab.run("scontrol", "ping", check=False), "slurmctld", 60)
+    until(lambda: "is UP" in lab.run("scontrol", "ping", check=False), "slurmctld")

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.daemons import until
-from tests.lab import Lab, fresh
+LAB = {"nodes": 1, "gpus": 2, "floor": 2}
 
 TEXT = "PSU, JD | bay 7"
 FIRST = """\
@@ -13,14 +12,6 @@ case "$*" in
 fi ;;
 esac
 exec"""
-
-
-@pytest.fixture(scope="module")
-def lab():
-    with Lab(fresh("races"), nodes=1, gpus=2, floor=2, poll="10s", health_interval=3) as lab:
-        (lab.lab / "nodes/n1/bin/sacctmgr").symlink_to("/usr/bin/sacctmgr")
-        lab.until_checked("n1")
-        yield lab
 
 
 @pytest.mark.parametrize("state", ["DRAIN", "DOWN"])
@@ -33,14 +24,12 @@ def test_an_admin_who_takes_the_node_just_before_our_order_keeps_it(lab, order, 
     wrapper.write_text(plain.replace("exec", FIRST.format(order=order, home=home, state=state, text=TEXT)))
     try:
         lab.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=gpuhealth:asked GPU* L3 queued by=alice")
-        until(lambda: (home / "done").exists(), f"our {order}", 120)
-        until(lambda: lab.reason("n1") == TEXT, "his words")
+        lab.until(lambda: (home / "done").exists(), f"our {order}", "n1")
+        lab.until(lambda: lab.reason("n1") == TEXT, "his words")
         for _ in range(2):
-            lab.until_checked("n1")
+            lab.check("n1")
         assert lab.reason("n1") == TEXT
         assert state in lab.state("n1")
     finally:
         wrapper.write_text(plain)
         (home / "done").unlink(missing_ok=True)
-        lab.run("scontrol", "update", "NodeName=n1", "State=RESUME", check=False)
-        until(lambda: lab.state("n1") == "IDLE", "n1 in service")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from pathlib import Path
@@ -75,9 +76,9 @@ def test_every_pattern_costs_no_more_than_its_text_is_long(row: dict) -> None:
     for length in LENGTHS:
         took = spent(of(text, length))
         assert took < SLACK + length / MIB, (pattern, how, length)
-        # the same in lines
-        lines = "\n".join([of(text, 500)] * (length // 500))
-        assert spent(lines) < SLACK + 4 * length / MIB, (pattern, how, length, "lines")
+        if length < MIB or os.environ.get("GPUHEALTH_SOAK"):  # the same in lines
+            lines = "\n".join([of(text, 500)] * (length // 500))
+            assert spent(lines) < SLACK + 4 * length / MIB, (pattern, how, length, "lines")
 
 
 @pytest.mark.parametrize("length", LENGTHS)
