@@ -30,7 +30,7 @@ child.KILL_WAIT, engine.STOP, control.GRACE, budget.SETTLE, claim.ROOM = 0.1, 0.
 import atexit, time
 began = time.monotonic()
 atexit.register(lambda: print(time.monotonic() - began))
-from slurm_gpuhealth.commands.{hook} import main
+from slurm_gpuhealth.hooks.{hook} import main
 main()
 """
 CONFIG = """\
