@@ -13,8 +13,8 @@ import sqlalchemy as sql
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from slurm_gpuhealth.correlate import run
-from slurm_gpuhealth.settings import Correlate, Settings, Store
+from slurm_gpuhealth.config.settings import Correlate, Settings, Store
+from slurm_gpuhealth.controller import run
 from slurm_gpuhealth.store import schema
 from slurm_gpuhealth.store.open import open_store
 

@@ -10,7 +10,7 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from slurm_gpuhealth.correlate.logs import read_files, read_text
+from slurm_gpuhealth.logs.read import read_files, read_text
 
 SIZE = 1 << 30
 PLAIN = (

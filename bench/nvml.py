@@ -15,7 +15,7 @@ READ = """
 import sys
 sys.path.insert(0, {root!r})
 from slurm_gpuhealth.evidence import nvml
-from slurm_gpuhealth.settings import Nvml, Settings
+from slurm_gpuhealth.config.settings import Nvml, Settings
 settings = Settings(nvml=Nvml(library={library!r}))
 probed = nvml.read(settings, baseline={baseline!r})
 findings, baseline = nvml.judge_probed(probed, None, {baseline!r}, [], settings, 0.0)
@@ -28,8 +28,8 @@ def main() -> None:
     import node
 
     sys.path.insert(0, ROOT)
+    from slurm_gpuhealth.config.settings import Nvml, Settings
     from slurm_gpuhealth.evidence import nvml
-    from slurm_gpuhealth.settings import Nvml, Settings
 
     with tempfile.TemporaryDirectory() as folder:
         node.make_node(folder, "bench")

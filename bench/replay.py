@@ -15,9 +15,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from slurm_gpuhealth.config.settings import Suspicion
 from slurm_gpuhealth.correlate.engine import AppState, Correlator, FleetState, NodeState, State
-from slurm_gpuhealth.correlate.model import Event, read_attempt
-from slurm_gpuhealth.settings import Suspicion
+from slurm_gpuhealth.correlate.lines import read_attempt
+from slurm_gpuhealth.outcomes import Event
 
 ROOT = Path(__file__).resolve().parent.parent
 NODES, JOBS, DAYS = 2000, int(os.environ.get("GPUHEALTH_BENCH_JOBS", "1000000")), 90

@@ -11,9 +11,11 @@ import time
 
 from sqlalchemy import func, select
 
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Paths, Settings, Store
-from slurm_gpuhealth.store import ingest, open, query, schema, ship
+from slurm_gpuhealth.config.settings import Paths, Settings, Store
+from slurm_gpuhealth.controller import ingest
+from slurm_gpuhealth.node.journal import open_journal
+from slurm_gpuhealth.ship import outbox
+from slurm_gpuhealth.store import open, query, schema
 
 NODES, EACH = 1000, 100
 FINDING = (
@@ -86,7 +88,7 @@ def ship_one(folder: str):
     for name, count, bar in (("ship-first", 1, 0.5), ("ship-one", 1, 0.5), ("ship-20000", 20000, 20)):
         journal.together(lambda: [journal.write(FINDING, time.time(), "x" * 60) for _ in range(count)])  # noqa: B023
         began = time.monotonic()
-        ship.ship(settings, journal, "one", 60)
+        outbox.ship(settings, journal, "one", 60)
         assert journal.one("SELECT count(*) FROM outbox") == (0,)
         yield bench(name, time.monotonic() - began, "s", bar)
 

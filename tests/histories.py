@@ -6,9 +6,9 @@ import contextlib
 
 from hypothesis import strategies as st
 
+from slurm_gpuhealth.config.settings import Drain, Ladder, Reboot, Repair, Reset, Settings
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import ask, climb
-from slurm_gpuhealth.settings import Drain, Ladder, Reboot, Repair, Reset, Settings
 from slurm_gpuhealth.slurm import control, remark
 from tests import model
 from tests.model_slurm import SITE

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurm_gpuhealth.journal import seal
+from slurm_gpuhealth.node.journal_file import seal
 from tests.cluster import Cluster
 from tests.daemons import PATIENCE, until
 from tests.fakes import node as fakes

@@ -11,10 +11,10 @@ import json
 import random
 from typing import TYPE_CHECKING
 
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Accounting, Correlate, Paths, Settings, Slurm, Store
+from slurm_gpuhealth.config.settings import Accounting, Correlate, Paths, Settings, Slurm, Store
+from slurm_gpuhealth.node.journal import open_journal
+from slurm_gpuhealth.ship import outbox as ship
 from slurm_gpuhealth.slurm import sacct
-from slurm_gpuhealth.store import ship
 
 if TYPE_CHECKING:
     from pathlib import Path

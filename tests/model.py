@@ -15,12 +15,12 @@ import sys
 import time
 from collections import deque
 
-from slurm_gpuhealth import act, diagnostic, hook, identity, record, watch
-from slurm_gpuhealth.commands import check
+from slurm_gpuhealth.config.settings import Row, Settings
 from slurm_gpuhealth.findings import Finding
-from slurm_gpuhealth.ladder import rungs, test, worker
+from slurm_gpuhealth.hooks import check
+from slurm_gpuhealth.ladder import drain, rung_test, rungs, worker
 from slurm_gpuhealth.ladder.rungs import Result
-from slurm_gpuhealth.settings import Row, Settings
+from slurm_gpuhealth.node import hook, identity, record, run_level, watch
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm import reason as reasons
 from tests.model_slurm import BEGIN, GPU, Node, Slurmctld, Steps
@@ -99,7 +99,7 @@ class Cluster(Slurmctld):
     def prolog(self, node: Node, plan=()) -> None:
         """What a prolog does when it sees a fault."""
         self.run(
-            node, "prolog", lambda: act.act(node.settings, node.journal, "prolog", node.name, time.time(), 7), plan
+            node, "prolog", lambda: drain.act(node.settings, node.journal, "prolog", node.name, time.time(), 7), plan
         )
 
     def step(self, kind: str) -> Process | None:
@@ -237,18 +237,21 @@ class Cluster(Slurmctld):
             worker: {"start": self.workers.append, "climb": self._climb},
             watch: {
                 "kernel": self.kernel,
-                "boot_id": lambda settings: str(self.nodes[os.path.basename(settings.paths.run)].boots),
                 "SOURCES": {"nvml": (("nvml",), 0, self.look)},
             },
             reasons: {"parse": PARSE},
-            identity: {"doubtful": lambda *_: False, "learn": lambda *_, **__: None},
-            diagnostic: {"run_level": lambda *_, **__: "pass"},
+            identity: {
+                "boot_id": lambda settings: str(self.nodes[os.path.basename(settings.paths.run)].boots),
+                "doubtful": lambda *_: False,
+                "learn": lambda *_, **__: None,
+            },
+            run_level: {"run_level": lambda *_, **__: "pass"},
             hook: {"start": lambda name: (self.nodes[name].settings, self.nodes[name].journal)},
             Steps: {"world": self},
         }
-        for module in {rung.module for rung in rungs.LADDER.values()} - {"reboot"}:
+        for module in {rung.module for rung in rungs.LADDER.values()} - {"rung_reboot"}:
             mine[importlib.import_module(f"slurm_gpuhealth.ladder.{module}")] = {"run": self.rung}
-        mine[test]["levels"] = self.levels
+        mine[rung_test]["levels"] = self.levels
         for name, module in list(sys.modules.items()):
             if name.startswith("slurm_gpuhealth.") and hasattr(module, "say") and not name.endswith(".say"):
                 mine.setdefault(module, {})["say"] = lambda text, error=False: self.said.append(text)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_gpuhealth.findings import Gpu
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import Journal, memory
+from slurm_gpuhealth.node.journal import Journal
+from slurm_gpuhealth.node.journal_file import memory
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.slurm.node import Event, Hold, NodeRecord
 
 if TYPE_CHECKING:
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
 
 BEGIN = 1_790_000_000.0
 GPU = Gpu("GPU-3", "0000:5d:00", 3, "1652823055571")

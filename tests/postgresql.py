@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psycopg
 
+from slurm_gpuhealth.config.settings import Settings, Store
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Settings, Store
 from slurm_gpuhealth.store.open import open_store
 from tests.daemons import Daemons, free_ports, until
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from slurm_gpuhealth.journal import Journal
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
 
 COLUMNS = (
     "id, time, seen, source, code, severity, rung, mode, uuid, pci, gpu, serial, message, standing, count, details,"
@@ -27,7 +27,8 @@ COLUMNS = (
 
 def settings_of(node: str) -> Settings:
     """The configuration; a click error with each problem when it is broken."""
-    from slurm_gpuhealth.config import ConfigError, load
+    from slurm_gpuhealth.config.load import load
+    from slurm_gpuhealth.config.settings import ConfigError
 
     try:
         return load(node=node)
@@ -37,7 +38,7 @@ def settings_of(node: str) -> Settings:
 
 def open_node(node: str) -> tuple[Settings, Journal]:
     """Settings and journal of this node; a click error when it has no journal that we may read."""
-    from slurm_gpuhealth.journal import open_journal
+    from slurm_gpuhealth.node.journal import open_journal
 
     settings = settings_of(node)
     if not os.access(settings.paths.state, os.R_OK | os.X_OK) and not os.path.exists(settings.paths.run):
@@ -50,7 +51,7 @@ def open_node(node: str) -> tuple[Settings, Journal]:
 
 def own_journal(settings: Settings) -> Journal | None:
     """The journal of the node that this host is, for root; None elsewhere."""
-    from slurm_gpuhealth.journal import open_journal
+    from slurm_gpuhealth.node.journal import open_journal
 
     there = os.path.join(settings.paths.state, "journal.db")
     return open_journal(settings.paths) if os.geteuid() == 0 and os.path.exists(there) else None

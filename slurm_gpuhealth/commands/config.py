@@ -9,19 +9,19 @@ import sys
 
 import click
 
-from slurm_gpuhealth import config as configuration
-from slurm_gpuhealth.config import ConfigError, Problem
-from slurm_gpuhealth.config_check import dotted, line_of, parse, parse_with_lines
-from slurm_gpuhealth.config_kinds import UNITS
+from slurm_gpuhealth.config import load as configuration
+from slurm_gpuhealth.config.check import dotted, line_of, parse, parse_with_lines
+from slurm_gpuhealth.config.kinds import UNITS
+from slurm_gpuhealth.config.settings import ConfigError, Problem, Row, Settings
 from slurm_gpuhealth.frozen import asdict
-from slurm_gpuhealth.settings import Row, Settings
+from slurm_gpuhealth.policy import rows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from slurm_gpuhealth.config_check import Path
+    from slurm_gpuhealth.config.check import Path
 
 
 @click.group()
@@ -56,19 +56,7 @@ def _problems(path: str, node: str | None) -> list[Problem]:
             Problem(path, line_of(lines, where), dotted(where), f"would not be run: {one}")
             for one in configuration.unsafe(command.argv[0])
         ]
-    return problems + unmatched_rows(path, settings)
-
-
-def unmatched_rows(path: str, settings: Settings) -> list[Problem]:
-    """Rows of the site's that nothing can meet; raises ConfigError."""
-    from slurm_gpuhealth import policy_check
-
-    data, lines = parse_with_lines(path)
-    own = settings.policy[: len(data.get("policy", ()))]
-    return [
-        Problem(path, line_of(lines, ("policy", index, key)), dotted(("policy", index, key)), why)
-        for index, key, why in policy_check.unmatched(own, settings.check.command)
-    ]
+    return problems + rows.problems(path, settings)
 
 
 @config.command()

@@ -8,13 +8,13 @@ import time
 
 import click
 
-from slurm_gpuhealth import lock
 from slurm_gpuhealth.commands import common
+from slurm_gpuhealth.node import lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_gpuhealth.correlate.run import Done
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.controller.run import Done
 
 HANGS = 3600.0
 """Seconds after which a run hangs, on a shared directory most likely: even a first one over weeks takes minutes."""
@@ -69,7 +69,7 @@ def _once(settings: Settings, act: bool) -> Done:
     """A run. Imported here: of a hundred jobs that end together, ninety-nine only find that another is at it."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    from slurm_gpuhealth.correlate import run
+    from slurm_gpuhealth.controller import run
     from slurm_gpuhealth.store.open import StoreError
 
     try:

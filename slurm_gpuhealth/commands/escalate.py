@@ -13,10 +13,10 @@ import click
 from slurm_gpuhealth.commands import common
 from slurm_gpuhealth.commands.resume import settings_or_defaults, tell, why_not
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import open_journal
 from slurm_gpuhealth.ladder import ask as asking
 from slurm_gpuhealth.ladder import follow
 from slurm_gpuhealth.ladder.follow import End
+from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm import reason as reasons
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.ladder.ask import Request
-    from slurm_gpuhealth.settings import Settings
     from slurm_gpuhealth.slurm.node import NodeRecord
 
 MOST = 1000

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import click
 
 from slurm_gpuhealth.commands import common
-from slurm_gpuhealth.correlate import logs, words
-from slurm_gpuhealth.correlate.model import to_dict
+from slurm_gpuhealth.correlate import words
+from slurm_gpuhealth.logs import read as logs
+from slurm_gpuhealth.logs.reading import to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from slurm_gpuhealth.correlate.model import Cited, Reading
+    from slurm_gpuhealth.outcomes import Cited, Reading
 
 SHOWN = 8
 MEANT = {

@@ -30,7 +30,7 @@ def findings(
     as_json: bool,
 ) -> None:
     """What was seen on this node, newest first."""
-    from slurm_gpuhealth.config_kinds import Wrong, scalar
+    from slurm_gpuhealth.config.kinds import Wrong, scalar
 
     _, journal = common.open_node(node)
     try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_gpuhealth.commands import common
-from slurm_gpuhealth.config_kinds import KINDS, Wrong
+from slurm_gpuhealth.config.kinds import KINDS, Wrong
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from slurm_gpuhealth.correlate.model import Attempt, Event
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.outcomes import Attempt, Event
 
     Hide = Callable[[str], str]
 
@@ -82,14 +82,14 @@ def import_(node: str, jobs: str, events: str, topology: str | None, since: floa
 
 
 def _attempts(settings: Settings, db: Connection | None, now: float, since: float) -> Iterator[Attempt]:
-    from slurm_gpuhealth.slurm import accounting
+    from slurm_gpuhealth.controller import accounting
 
     attempts = (one.attempt for one in accounting.finished(settings, now - since, now))
     return accounting.join(db, attempts) if db else attempts
 
 
 def _seen(settings: Settings, db: Connection | None, now: float, since: float) -> Iterator[Event]:
-    from slurm_gpuhealth.slurm import accounting
+    from slurm_gpuhealth.controller import accounting
     from slurm_gpuhealth.store import query
 
     yield from accounting.outside(settings, now - since, now)

@@ -9,8 +9,8 @@ import time
 import click
 
 from slurm_gpuhealth.commands import common
-from slurm_gpuhealth.correlate.model import CAUSES
 from slurm_gpuhealth.correlate.words import sides
+from slurm_gpuhealth.outcomes import CAUSES
 
 
 @click.command()

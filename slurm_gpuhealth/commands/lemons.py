@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from slurm_gpuhealth.correlate.model import Suspicion
+    from slurm_gpuhealth.outcomes import Suspicion
     from slurm_gpuhealth.slurm.node import NodeRecord
 
 TESTS = ("L3", "L4", "RMA")

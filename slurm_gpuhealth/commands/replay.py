@@ -14,9 +14,9 @@ from slurm_gpuhealth.commands import common
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from slurm_gpuhealth.correlate.model import Suspicion, Verdict
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.correlate.state import NodeState
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.outcomes import Suspicion, Verdict
 
 FILE = click.Path(exists=True, dir_okay=False)
 
@@ -64,8 +64,8 @@ def _warn(nodes: Mapping[str, NodeState]) -> None:
 
 def _settings(node: str) -> Settings:
     """Those of this host; where it has no configuration, the defaults: a history may be tried anywhere."""
-    from slurm_gpuhealth.config import config_path
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.load import config_path
+    from slurm_gpuhealth.config.settings import Settings
 
     return common.settings_of(node) if os.path.exists(config_path()) or "GPUHEALTH_CONFIG" in os.environ else Settings()
 
@@ -115,7 +115,7 @@ class _Table:
 
 def printed(one: Verdict | Suspicion) -> dict[str, Any]:
     """As `--json` prints it."""
-    from slurm_gpuhealth.correlate.model import Verdict
+    from slurm_gpuhealth.outcomes import Verdict
 
     if isinstance(one, Verdict):
         told = {"verdict": one.cause, "confidence": one.confidence, "node": one.node, "gpu": one.gpu}

@@ -8,9 +8,9 @@ import time
 
 import click
 
-from slurm_gpuhealth import config as configuration
+from slurm_gpuhealth.config import load as configuration
+from slurm_gpuhealth.config.settings import ConfigError, Settings
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Settings
 from slurm_gpuhealth.slurm import control, hold
 
 TYPE_CHECKING = False
@@ -57,7 +57,7 @@ def settings_or_defaults(node: str) -> tuple[Settings, list[str]]:
             return defaults, problems
     try:
         return configuration.load(path, node), []
-    except configuration.ConfigError as error:
+    except ConfigError as error:
         return defaults, [str(one) for one in error.problems]
 
 
@@ -119,13 +119,13 @@ def _given_back(change: Change) -> tuple[bool, str]:
 
 def _left_alone(settings: Settings, after: NodeRecord) -> str:
     """On the node itself: its journal takes note at once, and says what still stands."""
-    from slurm_gpuhealth import act
-    from slurm_gpuhealth.journal import open_journal
+    from slurm_gpuhealth.node import held
+    from slurm_gpuhealth.node.journal import open_journal
 
     if os.geteuid() != 0 or not os.path.exists(os.path.join(settings.paths.state, "journal.db")):
         return ""
     journal = open_journal(settings.paths)
-    act.look_at_hold(settings, journal, after.name, time.time())
+    held.look_at_hold(settings, journal, after.name, time.time())
     standing = journal.rows(
         "SELECT source, code, gpu, message FROM finding WHERE standing AND cleared IS NULL AND severity = 'fault'"
         " AND mode = 'acked' ORDER BY time"

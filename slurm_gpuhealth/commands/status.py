@@ -7,16 +7,16 @@ import time
 
 import click
 
-from slurm_gpuhealth import jobs
 from slurm_gpuhealth.commands import common
 from slurm_gpuhealth.ladder import waits
+from slurm_gpuhealth.node import jobs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from slurm_gpuhealth.journal import Journal
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
 
 
 @click.command()

@@ -10,13 +10,13 @@ from fnmatch import fnmatchcase
 
 import click
 
-from slurm_gpuhealth import runbook
 from slurm_gpuhealth.commands import common
 from slurm_gpuhealth.commands.resume import SERVING, settings_or_defaults, tell, why_not
 from slurm_gpuhealth.findings import RUNGS
 from slurm_gpuhealth.frozen import frozen, replace
 from slurm_gpuhealth.ladder import ask as asking
-from slurm_gpuhealth.ladder import budget, climb, waits
+from slurm_gpuhealth.ladder import budget, waits
+from slurm_gpuhealth.policy import runbook
 from slurm_gpuhealth.slurm import control, hold, remark
 from slurm_gpuhealth.slurm import reason as reasons
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
@@ -216,7 +216,7 @@ def _acknowledged(record: NodeRecord, facts: list[str], until: float, now: float
 
 def _facts(held: Iterable[NodeRecord]) -> list[str]:
     """What these nodes are held for, but for tests that somebody asked for."""
-    return sorted({one.ours.fact for one in held if one.ours and one.ours.fact not in climb.ON_REQUEST})
+    return sorted({one.ours.fact for one in held if one.ours and one.ours.fact not in reasons.ON_REQUEST})
 
 
 def _began(record: NodeRecord, ours: Reason, now: float) -> float:
@@ -296,7 +296,7 @@ def _tell(chosen: dict[str, NodeRecord], trouble: dict[str, str], until: float, 
 
 
 def _seconds(text: str | None, option: str) -> float | None:
-    from slurm_gpuhealth.config_kinds import Wrong, scalar
+    from slurm_gpuhealth.config.kinds import Wrong, scalar
 
     try:
         return None if text is None else float(scalar("Seconds", text))

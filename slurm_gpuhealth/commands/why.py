@@ -8,10 +8,10 @@ import re
 
 import click
 
-from slurm_gpuhealth import runbook
 from slurm_gpuhealth.commands import common
-from slurm_gpuhealth.judge import SOURCE_OF
-from slurm_gpuhealth.runbook import Code
+from slurm_gpuhealth.policy import runbook
+from slurm_gpuhealth.policy.judge import SOURCE_OF
+from slurm_gpuhealth.policy.runbook import Code
 from slurm_gpuhealth.slurm import reason as reasons
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from slurm_gpuhealth.settings import Row, Settings
+    from slurm_gpuhealth.config.settings import Row, Settings
 
 COLUMNS = 20
 """Of a reason in `sinfo -R`, followed by USER TIMESTAMP NODELIST."""
@@ -85,15 +85,15 @@ def explain(text: str, node: str) -> dict[str, Any]:
 
 def _settings(node: str) -> tuple[Settings, str]:
     """The settings in force, or the built-in policy where there is no configuration; and which of the two."""
-    from slurm_gpuhealth import config
-    from slurm_gpuhealth.config_check import parse_with_lines
-    from slurm_gpuhealth.settings import Row, Settings
+    from slurm_gpuhealth.config import load as configuration
+    from slurm_gpuhealth.config.check import parse_with_lines
+    from slurm_gpuhealth.config.settings import POLICY_PATH, ConfigError, Row, Settings
 
-    path = config.config_path()
+    path = configuration.config_path()
     try:
-        return config.load(path, node or None), path
-    except config.ConfigError as error:
-        rows = tuple(Row(**row) for row in parse_with_lines(config.POLICY_PATH)[0]["policy"])
+        return configuration.load(path, node or None), path
+    except ConfigError as error:
+        rows = tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
         why_not = str(error).splitlines()[0] if os.access(path, os.R_OK) else f"no {path} that you may read here"
         return Settings(policy=rows), f"the built-in policy ({why_not})"
 
@@ -173,7 +173,7 @@ def _seen(
     nothing: dict[str, Any] = {"journal": False, "this_node": False, "findings": []}
     if not os.access(os.path.join(settings.paths.state, "journal.db"), os.R_OK | os.W_OK):
         return nothing
-    from slurm_gpuhealth.journal import open_journal
+    from slurm_gpuhealth.node.journal import open_journal
     from slurm_gpuhealth.slurm.node import expand
 
     journal = open_journal(settings.paths)

@@ -12,7 +12,7 @@ from slurm_gpuhealth.correlate.weights import kind_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from slurm_gpuhealth.correlate.model import Attempt, Reading
+    from slurm_gpuhealth.outcomes import Attempt, Reading
 
 DEFAULT = ("", "wrap", "sbatch", "srun", "bash", "sh", "interactive", "job", "python", "python#", "run.sh", "job.sh")
 
@@ -20,7 +20,7 @@ DEFAULT = ("", "wrap", "sbatch", "srun", "bash", "sh", "interactive", "job", "py
 def case_of(attempt: Attempt, name: str) -> Case:
     reading = attempt.reading
     if reading is None and attempt.log is not None and attempt.log_class is None:
-        from slurm_gpuhealth.correlate.logs import read_text
+        from slurm_gpuhealth.logs.read import read_text
 
         reading = read_text(attempt.log)
     few = len(attempt.nodes) <= 8  # a larger job holds whole nodes

@@ -22,9 +22,9 @@ from slurm_gpuhealth.correlate.weights import DAY, grid, growth, weigh
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from slurm_gpuhealth import settings as settings_module
-    from slurm_gpuhealth.correlate.model import Attempt, Event, Suspicion, Verdict
+    from slurm_gpuhealth.config import settings as settings_module
     from slurm_gpuhealth.correlate.state import Weights
+    from slurm_gpuhealth.outcomes import Attempt, Event, Suspicion, Verdict
 
 __all__ = ["AppState", "Case", "Correlator", "FleetState", "NodeState", "State"]
 

@@ -11,8 +11,8 @@ from slurm_gpuhealth.correlate.weights import DAY, growth
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from slurm_gpuhealth.config.settings import Suspicion
     from slurm_gpuhealth.correlate.state import Case, FleetState
-    from slurm_gpuhealth.settings import Suspicion
 
 UNEXPLAINED = (None, "nothing", "communication", "crash", "infrastructure")
 RECENT = 4 * 3600.0

@@ -17,8 +17,9 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
 
-from slurm_gpuhealth.correlate.logs import read_text
-from slurm_gpuhealth.correlate.model import Attempt, Event, Suspicion, Verdict, read_attempt, read_event
+from slurm_gpuhealth.correlate.lines import read_attempt, read_event
+from slurm_gpuhealth.logs.read import read_text
+from slurm_gpuhealth.outcomes import Attempt, Event, Suspicion, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from slurm_gpuhealth.correlate.weights import DAY, growth, plain, same_gpu
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from slurm_gpuhealth.correlate.model import Attempt, Event
     from slurm_gpuhealth.correlate.state import AppState, NodeState
+    from slurm_gpuhealth.outcomes import Attempt, Event
 
 NODES = 4  # on which an application last completed, or failed
 SAME = 60.0  # seconds within which one event on one GPU is told once

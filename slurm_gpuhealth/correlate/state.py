@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from slurm_gpuhealth.correlate.model import Attempt
+from slurm_gpuhealth.outcomes import Attempt
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-    from slurm_gpuhealth.correlate.model import GpuName
+    from slurm_gpuhealth.outcomes import GpuName
 
     Weights = tuple[float, ...]
     """Logarithms, one a level of the grid; level 0 is 0."""

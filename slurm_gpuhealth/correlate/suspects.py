@@ -7,15 +7,15 @@ import time as clock
 from typing import TYPE_CHECKING
 
 from slurm_gpuhealth.correlate import fleet, suspicion
-from slurm_gpuhealth.correlate.model import Suspicion
 from slurm_gpuhealth.correlate.state import State
 from slurm_gpuhealth.correlate.verdict import STATES
 from slurm_gpuhealth.correlate.weights import COLUMNS, DAY, grid, growth
+from slurm_gpuhealth.outcomes import Suspicion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from slurm_gpuhealth import settings
+    from slurm_gpuhealth.config import settings
     from slurm_gpuhealth.correlate.state import FleetState, NodeState, Record
 
 WAVE = 0.05  # more of the fleet than this is not suspected by its own fault

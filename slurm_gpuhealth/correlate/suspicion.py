@@ -13,10 +13,10 @@ from slurm_gpuhealth.correlate.weights import DAY, plain
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from slurm_gpuhealth.correlate.model import GpuName
+    from slurm_gpuhealth.config.settings import Suspicion
     from slurm_gpuhealth.correlate.state import Incident, NodeState, Record
     from slurm_gpuhealth.correlate.weights import Grid
-    from slurm_gpuhealth.settings import Suspicion
+    from slurm_gpuhealth.outcomes import GpuName
 
 COUNTED = ("hard", "weak", "link")  # events that say something of the node by themselves
 HARMLESS = 0.15  # what is left of a hard event through which a job went on, and completed

@@ -19,9 +19,9 @@ from operator import itemgetter, mul
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from slurm_gpuhealth.correlate.model import GpuName
+    from slurm_gpuhealth.config.settings import Suspicion
     from slurm_gpuhealth.correlate.weights import Grid
-    from slurm_gpuhealth.settings import Suspicion
+    from slurm_gpuhealth.outcomes import GpuName
 
 STEP = 8  # items between two places from which a node's evidence can be worked out again
 

@@ -6,18 +6,18 @@ import math
 from typing import TYPE_CHECKING
 
 from slurm_gpuhealth.correlate import suspicion
-from slurm_gpuhealth.correlate.model import Term
 from slurm_gpuhealth.correlate.state import NodeState
 from slurm_gpuhealth.correlate.tally import Without
 from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY, grid
+from slurm_gpuhealth.outcomes import Term
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from slurm_gpuhealth.correlate.model import Attempt, Verdict
+    from slurm_gpuhealth.config.settings import Suspicion
     from slurm_gpuhealth.correlate.state import Case, State
-    from slurm_gpuhealth.correlate.verdict import Sign
-    from slurm_gpuhealth.settings import Suspicion
+    from slurm_gpuhealth.correlate.testimony import Sign
+    from slurm_gpuhealth.outcomes import Attempt, Verdict
 
 # The log's own words stay with its owner: what is said here, all may read.
 LOG = {

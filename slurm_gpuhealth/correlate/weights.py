@@ -12,8 +12,8 @@ from slurm_gpuhealth.xid import advise, catalog
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from slurm_gpuhealth.correlate.model import Attempt, Event, GpuName, Reading
-    from slurm_gpuhealth.settings import Suspicion
+    from slurm_gpuhealth.config.settings import Suspicion
+    from slurm_gpuhealth.outcomes import Attempt, Event, GpuName, Reading
 
     Row = tuple[float, ...]
     """Likelihood of one piece of evidence under each of COLUMNS."""

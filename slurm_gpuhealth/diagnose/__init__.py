@@ -6,9 +6,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.diagnose.model import Diagnosis as Diagnosis
     from slurm_gpuhealth.findings import Finding
-    from slurm_gpuhealth.settings import Settings
 
 
 def diagnose(level: int, gpus: Sequence[str], settings: Settings, timeout: float) -> Diagnosis:

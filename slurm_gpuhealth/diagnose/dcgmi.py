@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from slurm_gpuhealth.child import Completed
+    from slurm_gpuhealth.config.settings import Dcgm
     from slurm_gpuhealth.diagnose.model import Diagnosis
-    from slurm_gpuhealth.settings import Dcgm
 
 HEARTBEAT_SINCE = (4, 4, 2)
 EXPECTED_SINCE = (3, 3, 8)

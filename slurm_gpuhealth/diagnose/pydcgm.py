@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
+    from slurm_gpuhealth.config.settings import Dcgm
     from slurm_gpuhealth.diagnose.model import Diagnosis
-    from slurm_gpuhealth.settings import Dcgm
 
 TIMEOUT = -11
 STATUS = {0: "Pass", 1: "Skip", 2: "Warn", 3: "Fail", 4: "Not Run"}

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from slurm_gpuhealth.child import Completed
+    from slurm_gpuhealth.config.settings import Dcgm, Settings
     from slurm_gpuhealth.findings import Severity
-    from slurm_gpuhealth.settings import Dcgm, Settings
 
 SEVERITY: dict[str, Severity] = {"Failure": "warning", "Warning": "info"}
 NEEDED = ("Memory", "PCIe", "InfoROM", "Thermal", "Power")

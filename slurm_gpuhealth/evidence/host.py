@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.findings import Severity
-    from slurm_gpuhealth.settings import Settings
 
 SYSTEMCTL = "/usr/bin/systemctl"
 UNIT_TIMEOUT = 5.0

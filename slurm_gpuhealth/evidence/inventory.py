@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
 
 NVIDIA = "0x10de"
 GPU_CLASSES = ("0x0300", "0x0302")  # display and 3D controllers

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from slurm_gpuhealth.child import Probed
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.findings import Severity
-    from slurm_gpuhealth.settings import Settings
 
 MPS = "nvidia-cuda-mps"  # -control and -server, as far as comm's 15 characters go
 HELD_BY_SETTING = 0x2  # nvmlClocksEventReasonApplicationsClocksSetting: application or locked clocks

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from slurm_gpuhealth.child import Probed
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.findings import Scalar, Severity
-    from slurm_gpuhealth.settings import Settings
 
 STATIC = ("pci", "serial", "minor", "name", "vbios", "slowdown", "max_gen", "max_width", "nvlinks")
 LASTING = ("ecc_volatile", "ecc_aggregate", "mig", "gen", "width")

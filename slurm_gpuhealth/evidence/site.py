@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from slurm_gpuhealth.child import Completed
-    from slurm_gpuhealth.settings import Command, Settings
+    from slurm_gpuhealth.config.settings import Command, Settings
 
 BY_EXIT = {0: "info", 1: "warning", 2: "fault"}
 OUTPUT_LIMIT = 64 << 10
@@ -58,12 +58,13 @@ def _last(state: dict[str, Any], command: Command) -> float:
 
 def _run(command: Command, last: dict[str, Any]) -> dict[str, Any]:
     """Run it: {"said": [[severity, message, gpu, standing], ...], "stuck": [pid, start] where it can't be killed}."""
-    from slurm_gpuhealth import child, config
+    from slurm_gpuhealth import child
+    from slurm_gpuhealth.config import load as configuration
 
     stuck = last.get("stuck")
     if stuck and child.alive(child.Child(*stuck)):
         return {"said": [_broken("an earlier run can't be killed, no other is started")], "stuck": stuck}
-    refused = config.unsafe(command.argv[0])
+    refused = configuration.unsafe(command.argv[0])
     if refused:
         return {"said": [_broken(f"not run: {refused[0]}")]}
     env = {key: os.environ[key] for key in PASSED_ON if key in os.environ}

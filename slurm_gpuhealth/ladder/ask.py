@@ -8,14 +8,14 @@ import time
 
 from slurm_gpuhealth.findings import RUNGS
 from slurm_gpuhealth.frozen import frozen, replace
-from slurm_gpuhealth.ladder import budget, climb, reboot, waits
+from slurm_gpuhealth.ladder import budget, climb, rung_reboot, waits
 from slurm_gpuhealth.slurm import control, hold, remark
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.slurm.node import Hold
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
@@ -83,7 +83,7 @@ def cancel(settings: Settings, record: NodeRecord, ours: Reason) -> str:
     """
     if record.flags & REBOOTS:
         raise Unchanged("it is being rebooted: once it is back")
-    if ours.fact in climb.ON_REQUEST and not has_failed(record, ours):
+    if ours.fact in reasons.ON_REQUEST and not has_failed(record, ours):
         change = hold.give_back(settings.slurm, record.name)
         back = "drained as before, " + repr(change.after.reason) if "DRAIN" in change.after.flags else "given back"
         return f"{back} (was {change.before.reason!r})"
@@ -115,7 +115,7 @@ def _again(settings: Settings, record: NodeRecord, ours: Reason, request: Reques
         return f"held already: {record.reason}"
     queued = replace(ours, rung=rung, state="queued", next="", to=to, attempt=1, by=request.by, tail=())
     if ours.state == "manual":
-        queued = replace(queued, done=climb.asked_after(ours, reboot.slurm_says(record, ours)))
+        queued = replace(queued, done=climb.asked_after(ours, rung_reboot.slurm_says(record, ours)))
     change = hold.reword(settings.slurm, record.name, queued)
     if not change.done:
         raise Unchanged(f"it was changed while we looked: {change.after.reason!r}")

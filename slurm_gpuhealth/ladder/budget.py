@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Literal
 
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.slurm.node import Hold
     from slurm_gpuhealth.slurm.reason import Reason
 

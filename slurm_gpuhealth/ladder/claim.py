@@ -15,10 +15,11 @@ import math
 import os
 import time
 
-from slurm_gpuhealth import deadline, decisions
-from slurm_gpuhealth import record as findings
+from slurm_gpuhealth import deadline
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.ladder import budget, climb
+from slurm_gpuhealth.ladder import budget
+from slurm_gpuhealth.node import decisions
+from slurm_gpuhealth.node import record as findings
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control, hold
 from slurm_gpuhealth.slurm import reason as reasons
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Any
 
-    from slurm_gpuhealth.journal import Journal
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
@@ -103,20 +104,20 @@ def settle(
 
     From another host without a journal. `wait`: seconds to wait first, 0 where the claim was written SETTLE ago.
     """
-    from slurm_gpuhealth import act
+    from slurm_gpuhealth.node import held
 
     ours = record.ours
     if ours is None or ours.state != "claim":
         return "gone"
     if journal and is_elsewhere(record, now):
         return "undecided"
-    turn = act.turn(settings) if journal else None
+    turn = held.turn(settings) if journal else None
     if journal and turn is None:
         return "undecided"
     try:
         outcome, why = finish(settings, journal, node, wait)
         if journal and outcome == "gone":
-            act.follow_hold(settings, journal, control.show_node(settings.slurm, node), now)
+            held.follow_hold(settings, journal, control.show_node(settings.slurm, node), now)
         if journal:
             say(f"{node}: {outcome}: {record.reason}" + (f" ({why})" if why else ""), error=True)
         return outcome
@@ -237,7 +238,7 @@ def _is_given_up(journal: Journal, ours: Reason, why: str) -> None:
     if number:
         journal.write("UPDATE decision SET action = 'over-budget', result = ? WHERE id = ?", why, number)
         findings.reopen(journal, number)
-    elif ours.fact not in climb.ON_REQUEST:
+    elif ours.fact not in reasons.ON_REQUEST:
         decisions.note(journal, time.time(), "check", "over-budget", decisions.of_reason(ours), why, "", ours.job)
-    if ours.fact not in climb.ON_REQUEST:
+    if ours.fact not in reasons.ON_REQUEST:
         journal.put("put-off", time.time())

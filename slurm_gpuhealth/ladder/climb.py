@@ -15,6 +15,7 @@ from __future__ import annotations
 from slurm_gpuhealth.findings import RUNGS
 from slurm_gpuhealth.frozen import frozen
 from slurm_gpuhealth.ladder import rungs
+from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.slurm.hold import HARMLESS, LEFT_ALONE
 
 TYPE_CHECKING = False
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.ladder.rungs import Result
-    from slurm_gpuhealth.settings import Settings
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
@@ -31,8 +32,6 @@ IN_THE_WAY = {"PLANNED", "COMPLETING"}
 """Flags with which a node may be drained, but not be tested."""
 TRIES = 24
 """How often a rung that could not be done is tried, each `ladder.retry`: DCGM may be away for a night."""
-ON_REQUEST = ("asked", "sweep", "suspect")
-"""Facts of holds that no fault made."""
 BY_HAND = ("reset", "reboot", "repair")
 """Rungs that a human may climb in the ladder's place."""
 
@@ -132,7 +131,7 @@ def after(
 
     Fit is: the rung passed, and no fault is true.
     """
-    asked = ours.fact in ON_REQUEST
+    asked = ours.fact in reasons.ON_REQUEST
     if result.outcome == "untested":
         if asked and not open_:
             return Step("back", rung, result.message)
@@ -204,7 +203,7 @@ def _run(rung: str, ours: Reason, settings: Settings) -> Step:
 
 def _may(rung: str, ours: Reason, settings: Settings) -> bool:
     """Whether the configuration lets the node do it, or somebody asked for this test."""
-    return rungs.enabled(settings, rung) or (ours.fact in ON_REQUEST and rung.startswith("L"))
+    return rungs.enabled(settings, rung) or (ours.fact in reasons.ON_REQUEST and rung.startswith("L"))
 
 
 def _queue(rung: str, ours: Reason, settings: Settings) -> Step:

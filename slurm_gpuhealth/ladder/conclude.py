@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import time
 
-from slurm_gpuhealth import act, child, decisions, watch
+from slurm_gpuhealth import child
 from slurm_gpuhealth.findings import Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import climb as core
 from slurm_gpuhealth.ladder import state
 from slurm_gpuhealth.ladder.rungs import HoldLost, Result
+from slurm_gpuhealth.node import decisions, held, watch
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control, hold, remark
 from slurm_gpuhealth.slurm import reason as reasons
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Literal, TypeVar
 
-    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.ladder.climb import Step
     from slurm_gpuhealth.ladder.rungs import Climb
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
@@ -57,7 +58,7 @@ def conclude(given: Climb, result: Result, number: int, since: float) -> bool:
     end(journal, number, result, follows)
     _write_result(given, record, ours, result, follows)
     say(f"{given.node}: {given.rung} {result.outcome}: {result.message}; next: {follows or 'none'}")
-    may = step.do == "back" and (settings.ladder.give_back or ours.fact in core.ON_REQUEST)
+    may = step.do == "back" and (settings.ladder.give_back or ours.fact in reasons.ON_REQUEST)
     if may:
         became = ask(lambda: give_back(settings, journal, given.node, given.ours, since, given.since))
         if became == "found":  # by a check, since the look: it has had its decision, and would be forgotten
@@ -97,7 +98,7 @@ def give_back(
 
     `down`: it did not make this one. `found`: a fault is true now, or was since the rung `began`.
     """
-    turn = act.turn(settings)
+    turn = held.turn(settings)
     try:
         record = control.show_node(settings.slurm, node)
         if not is_still(record, ours):
@@ -133,7 +134,7 @@ def reword(settings: Settings, journal: Journal, record: NodeRecord, ours: Reaso
     """Replace the reason, if it is still the one that we read. Raises HoldLost."""
 
     def write() -> str:
-        turn = act.turn(settings)
+        turn = held.turn(settings)
         try:
             before = control.show_node(settings.slurm, record.name)
             if before.ours != ours:
@@ -236,7 +237,7 @@ def _named(ours: Reason, result: Result) -> Reason:
     if result.outcome != "fail":
         return ours
     fact = ours.fact
-    if fact in core.ON_REQUEST and result.test:
+    if fact in reasons.ON_REQUEST and result.test:
         source, _, code = result.test.rpartition(":")
         fact = reasons.fact(source, code)
     gpu = ours.gpu if ours.gpu is not None or result.gpu is None else result.gpu.index
@@ -254,7 +255,7 @@ def _write_result(given: Climb, record: NodeRecord, ours: Reason, result: Result
         boots = max(boots, last.boots)
     line = remark.Result(
         *(given.rung, result.outcome, now, ours.fact, ours.gpu, result.test, result.code, follows),
-        *(backs if ours.fact not in core.ON_REQUEST else 0, max(boots, ours.boots), os.path.basename(result.bundle)),
+        *(backs if ours.fact not in reasons.ON_REQUEST else 0, max(boots, ours.boots), os.path.basename(result.bundle)),
     )
     if given.rung == "RMA" and last and last.next == "RMA":  # the failing test stays in sight
         line = replace(last, bundle=line.bundle)

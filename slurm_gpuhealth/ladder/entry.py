@@ -10,9 +10,9 @@ from slurm_gpuhealth.slurm.reason import Reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from slurm_gpuhealth.journal import Journal
-    from slurm_gpuhealth.judge import Judged
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
+    from slurm_gpuhealth.policy.judge import Judged
     from slurm_gpuhealth.slurm.node import NodeRecord
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Literal, Protocol
 
-    from slurm_gpuhealth.journal import Journal
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
@@ -125,10 +125,10 @@ def _tend(settings: Settings, journal: Journal | None, record: NodeRecord) -> En
         outcome, why = claim.finish(settings, None, record.name, wait=0)
         return End(record.name, "not run", f"as it was: {outcome}: {why}") if why else None
     if journal:
-        from slurm_gpuhealth import act
         from slurm_gpuhealth.ladder import worker
+        from slurm_gpuhealth.node import held
 
-        found = act.look_at_hold(settings, journal, record.name, time.time())
+        found = held.look_at_hold(settings, journal, record.name, time.time())
         worker.tend(settings, journal, record.name, found, time.time())
     return None
 

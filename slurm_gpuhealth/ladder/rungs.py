@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Literal
 
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.findings import Gpu
-    from slurm_gpuhealth.journal import Journal
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
     from slurm_gpuhealth.slurm.reason import Reason
 
 
@@ -39,26 +39,30 @@ class Rung:
 LADDER = {
     rung.name: rung
     for rung in (
-        Rung("L1", "test", "DCGM level 1 on all GPUs", failed="L3", switch="ladder.tests"),
-        Rung("L2", "test", "DCGM level 2 on all GPUs", failed="L3", switch="ladder.tests"),
+        Rung("L1", "rung_test", "DCGM level 1 on all GPUs", failed="L3", switch="ladder.tests"),
+        Rung("L2", "rung_test", "DCGM level 2 on all GPUs", failed="L3", switch="ladder.tests"),
         Rung(
-            *("L3", "test", "DCGM level 3 on all GPUs; one that fails is tested again alone before it is named"),
+            *("L3", "rung_test", "DCGM level 3 on all GPUs; one that fails is tested again alone before it is named"),
             failed="L4",
             switch="ladder.tests",
         ),
-        Rung("L4", "test", "DCGM level 4, as level 3", switch="ladder.tests"),
+        Rung("L4", "rung_test", "DCGM level 4, as level 3", switch="ladder.tests"),
         Rung(
-            *("reset", "reset", "GPU reset, with the services that hold the driver stopped meanwhile; then level 1"),
+            *(
+                "reset",
+                "rung_reset",
+                "GPU reset, with the services that hold the driver stopped meanwhile; then level 1",
+            ),
             failed="reboot",
             switch="reset.enabled",
         ),
         Rung(
-            *("reboot", "reboot", "scontrol reboot; the node comes back DOWN with our reason; there, level 2"),
+            *("reboot", "rung_reboot", "scontrol reboot; the node comes back DOWN with our reason; there, level 2"),
             failed="repair",
             switch="reboot.enabled",
         ),
-        Rung("repair", "repair", "the site's program; then level 3", switch="repair.command"),
-        Rung("RMA", "bundle", "evidence is gathered; the node stays drained for a human", passed="", failed=""),
+        Rung("repair", "rung_repair", "the site's program; then level 3", switch="repair.command"),
+        Rung("RMA", "rung_rma", "evidence is gathered; the node stays drained for a human", passed="", failed=""),
     )
 }
 assert tuple(LADDER) == RUNGS  # noqa: S101 - two tables of one thing

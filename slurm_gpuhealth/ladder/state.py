@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 
-from slurm_gpuhealth import lock
 from slurm_gpuhealth.ladder.climb import Known, Open
+from slurm_gpuhealth.node import lock
 from slurm_gpuhealth.slurm.reason import fact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.findings import Finding, Gpu
-    from slurm_gpuhealth.journal import Journal
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
@@ -27,12 +27,12 @@ EVERY_TIME = 1 << 30
 
 def known(settings: Settings, journal: Journal, record: NodeRecord, now: float) -> Known:
     """What `climb.due` must know beside the record."""
-    from slurm_gpuhealth.ladder import reboot
+    from slurm_gpuhealth.ladder import rung_reboot
 
     began = began_at(journal, record)
     return Known(
         worker=at_work(settings),
-        rebooted=reboot.rebooted(settings, journal, record),
+        rebooted=rung_reboot.rebooted(settings, journal, record),
         mended=_mended(journal, began),
         bundled=journal.one("SELECT 1 FROM step WHERE rung = 'RMA' AND time >= ? AND outcome != 'running'", began)
         is not None,
@@ -66,14 +66,14 @@ def open_faults(settings: Settings, journal: Journal, since: float) -> list[Open
 
 def faults(journal: Journal, since: float) -> list[Finding]:
     """As `open_faults`, the findings themselves; the one of the highest rung first."""
-    from slurm_gpuhealth import record
+    from slurm_gpuhealth.node import record
 
     return [one.finding for one in record.select(journal, TRUE_NOW, since)]
 
 
 def causes(settings: Settings, journal: Journal, since: float) -> list[Open]:
     """What this hold is about: faults that were acted on, mended or not, since shortly before it began."""
-    from slurm_gpuhealth import record
+    from slurm_gpuhealth.node import record
 
     which = (
         "severity = 'fault' AND mode = 'enforce' AND acted > 0"
@@ -85,8 +85,8 @@ def causes(settings: Settings, journal: Journal, since: float) -> list[Open]:
 def blamed(journal: Journal, ours: Reason) -> Gpu | None:
     """The GPU of our reason, with its address and serial. After a boot without it another one may have its number, so
     the findings say which it was, then the reason itself, and only then the number."""
-    from slurm_gpuhealth import record
     from slurm_gpuhealth.findings import Gpu
+    from slurm_gpuhealth.node import record
 
     if ours.gpu is None:
         return None
@@ -127,7 +127,7 @@ def _mended(journal: Journal, since: float) -> bool:
 
 
 def _open(settings: Settings, finding: Finding) -> Open:
-    from slurm_gpuhealth import judge
+    from slurm_gpuhealth.policy import judge
 
     row = judge.match(settings.policy, finding, lambda *_: EVERY_TIME)
     return Open(row.rung or "repair", row.passed, row.failed) if row else Open("L3")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 
-from slurm_gpuhealth import diagnostic
+from slurm_gpuhealth.node import run_level
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control, hold
 from slurm_gpuhealth.slurm import reason as reasons
@@ -19,8 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from slurm_gpuhealth.journal import Journal
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
     from slurm_gpuhealth.slurm.node import NodeRecord
 
 RETRY = 900.0
@@ -54,8 +54,8 @@ def due(settings: Settings, journal: Journal, node: str, record: NodeRecord, now
 
 def begin(settings: Settings, journal: Journal, node: str, record: NodeRecord, now: float) -> str:
     """Take the node out for its test: `drained`, or why not in a word. `record`: as `due` saw it."""
-    from slurm_gpuhealth import act
     from slurm_gpuhealth.ladder import claim
+    from slurm_gpuhealth.node import held
 
     wanted = reasons.Reason("sweep", None, f"L{settings.sweep.level}", "claim", since=reasons.stamp(now))
 
@@ -65,7 +65,7 @@ def begin(settings: Settings, journal: Journal, node: str, record: NodeRecord, n
             journal.put("hold", {"reason": change.after.reason, "since": change.after.reason_time or now})
         return change.done and change.plan.action == "drain"
 
-    turn = act.turn(settings)
+    turn = held.turn(settings)
     if turn is None:
         return "undecided"
     try:
@@ -120,7 +120,7 @@ def _long_ago(settings: Settings, journal: Journal, node: str, record: NodeRecor
 def _on_all(journal: Journal, uuids: list[str], level: int, now: float) -> float:
     """When the GPU whose test is the longest ago got a result; 0 while one has none."""
     sql = "SELECT max(time) FROM diagnostic WHERE uuid = ? AND level >= ? AND time <= ? AND outcome IN (?, ?, ?, ?)"
-    return float(min(journal.one(sql, uuid, level, now, *diagnostic.SETTLED)[0] or 0 for uuid in uuids))
+    return float(min(journal.one(sql, uuid, level, now, *run_level.SETTLED)[0] or 0 for uuid in uuids))
 
 
 def _swept(journal: Journal, now: float) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from slurm_gpuhealth import decisions, judge, record
+from slurm_gpuhealth.node import decisions, record
+from slurm_gpuhealth.policy import judge
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control, remark
 
@@ -10,8 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from slurm_gpuhealth.journal import Journal
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
     from slurm_gpuhealth.slurm.node import NodeRecord
 
 

@@ -13,11 +13,12 @@ import os
 import sys
 import time
 
-from slurm_gpuhealth import child, lock, watch
+from slurm_gpuhealth import child
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import climb as core
 from slurm_gpuhealth.ladder import conclude, rungs, state
 from slurm_gpuhealth.ladder.rungs import Climb, HoldLost, Result
+from slurm_gpuhealth.node import identity, lock
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm import reason as reasons
@@ -26,9 +27,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from slurm_gpuhealth.journal import Journal
+    from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.ladder.climb import Step
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
@@ -43,10 +44,10 @@ def tend(settings: Settings, journal: Journal, node: str, record: NodeRecord | N
     kept = journal.get("hold")
     ours = reasons.parse(kept["reason"]) if kept else None
     if record is None and ours and _may_be_due(settings, journal, ours, now):
-        from slurm_gpuhealth import act
+        from slurm_gpuhealth.node import held
 
         journal.put("polled", now)
-        record = act.look_at_hold(settings, journal, node, now)
+        record = held.look_at_hold(settings, journal, node, now)
     if record is None or record.ours is None:
         return
     step = core.due(record.ours, record, state.known(settings, journal, record, now), settings)
@@ -60,7 +61,7 @@ def tend(settings: Settings, journal: Journal, node: str, record: NodeRecord | N
 
 def _may_be_due(settings: Settings, journal: Journal, ours: Reason, now: float) -> bool:
     """Whether to ask Slurm now: at each check while we climb and no job of ours is here, else as any idle node."""
-    from slurm_gpuhealth import jobs
+    from slurm_gpuhealth.node import jobs
 
     resting = ours.state in RESTING or core.is_end(ours)
     quiet = not resting and not jobs.running(journal)
@@ -92,7 +93,7 @@ def start(node: str) -> None:
 
 def main() -> int:
     """`python -m slurm_gpuhealth.ladder.worker`, with SLURMD_NODENAME."""
-    from slurm_gpuhealth import hook
+    from slurm_gpuhealth.node import hook
 
     node = os.environ["SLURMD_NODENAME"]
     opened = hook.start(node)
@@ -130,10 +131,10 @@ def climb(settings: Settings, journal: Journal, node: str) -> None:
             elif step.do != "run" or not _one_rung(settings, journal, record, step):
                 return
     except HoldLost as gone:
-        from slurm_gpuhealth import act
+        from slurm_gpuhealth.node import held
 
         journal.write("UPDATE step SET outcome = 'cancelled', message = ? WHERE outcome = 'running'", str(gone))
-        act.look_at_hold(settings, journal, node, time.time())
+        held.look_at_hold(settings, journal, node, time.time())
         say(f"{node}: the ladder ends: {gone}")
 
 
@@ -172,7 +173,7 @@ def _run(given: Climb) -> Result:
     """The rung; before a test that nobody asked for, a look whether one can prove anything."""
     import importlib
 
-    if given.rung.startswith("L") and given.ours.fact not in core.ON_REQUEST:
+    if given.rung.startswith("L") and given.ours.fact not in reasons.ON_REQUEST:
         conclude.look(given.settings, given.journal)
         stands = state.pointless(state.faults(given.journal, given.since))
         if stands:
@@ -205,7 +206,7 @@ def _watcher(settings: Settings, journal: Journal, check_hold: Callable[[], None
             check_hold()
         else:
             seen.add((one.pid, one.start))
-            journal.put("ladder-child", (watch.boot_id(settings), one.pid, one.start))
+            journal.put("ladder-child", (identity.boot_id(settings), one.pid, one.start))
 
     return look
 
@@ -215,7 +216,7 @@ def _end_orphan(settings: Settings, journal: Journal) -> None:
     left = journal.get("ladder-child")
     if left:
         # After a boot that number and start time may be somebody else's.
-        orphan = child.Child(left[1], left[2] if left[0] == watch.boot_id(settings) else -1)
+        orphan = child.Child(left[1], left[2] if left[0] == identity.boot_id(settings) else -1)
         for _ in range(100):
             if not child.alive(orphan):
                 break
@@ -225,6 +226,6 @@ def _end_orphan(settings: Settings, journal: Journal) -> None:
 
 
 if __name__ == "__main__":
-    from slurm_gpuhealth import hook
+    from slurm_gpuhealth.node import hook
 
     hook.run(main)

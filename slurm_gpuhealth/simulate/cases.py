@@ -87,6 +87,16 @@ class Case(NamedTuple):
     """Share of the node's faults in which the job hangs until its time limit."""
 
 
+class Lemon(NamedTuple):
+    node: int
+    since: float
+    until: float
+    rate: float
+    """Faults a second of allocated time."""
+    gpu: int | None = None
+    """The one GPU that is bad; None: the node."""
+
+
 _silent = Case(lemon_hard=0.1, lemon_node_fail=0.1)
 
 CASES = {

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurm_gpuhealth.correlate.model import Attempt, Event
+from slurm_gpuhealth.outcomes import Attempt, Event
 from slurm_gpuhealth.simulate import texts
 from slurm_gpuhealth.simulate.cases import DAY
 from slurm_gpuhealth.simulate.world import name

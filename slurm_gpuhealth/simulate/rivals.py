@@ -10,13 +10,13 @@ from collections import defaultdict, deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from slurm_gpuhealth.correlate.model import Attempt
+from slurm_gpuhealth.outcomes import Attempt
 from slurm_gpuhealth.simulate.cases import DAY, HARD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from slurm_gpuhealth.correlate.model import Event
+    from slurm_gpuhealth.outcomes import Event
 
     Stream = Iterable[tuple[float, Attempt | Event]]
     Flags = Iterator[tuple[float, str]]

@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_gpuhealth.correlate.model import Attempt
+from slurm_gpuhealth.outcomes import Attempt
 from slurm_gpuhealth.simulate import texts
 from slurm_gpuhealth.simulate.cases import DAY
 from slurm_gpuhealth.simulate.rivals import RIVALS
@@ -22,7 +22,7 @@ from slurm_gpuhealth.simulate.world import World, make
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from slurm_gpuhealth.correlate.model import Event
+    from slurm_gpuhealth.outcomes import Event
     from slurm_gpuhealth.simulate.cases import Case
 
 OURS = "ours"
@@ -107,8 +107,8 @@ def seed(case: Case, policies: tuple[str, ...], logs: bool, number: int) -> Coun
         if name != OURS:
             _flags(counted, world, name, RIVALS[name](world.stream))
     if OURS in policies:
+        from slurm_gpuhealth.config.settings import Suspicion
         from slurm_gpuhealth.correlate.engine import Correlator
-        from slurm_gpuhealth.settings import Suspicion
 
         if logs:
             world = world._replace(stream=[(when, _told(item)) for when, item in world.stream])

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from slurm_gpuhealth.correlate.model import Attempt, Event, Reading
+from slurm_gpuhealth.outcomes import Attempt, Event, Reading
 from slurm_gpuhealth.simulate.cases import APPLICATION_XIDS, DAY, HARD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from random import Random
 
-    from slurm_gpuhealth.simulate.cases import Case
+    from slurm_gpuhealth.simulate.cases import Case, Lemon
     from slurm_gpuhealth.simulate.load import Bug, Job
-    from slurm_gpuhealth.simulate.world import Lemon
 
     Held = Mapping[int, tuple[int, ...]]
     Told = list[tuple[float, Attempt | Event]]

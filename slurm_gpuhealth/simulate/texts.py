@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slurm_gpuhealth.correlate.model import Attempt
+    from slurm_gpuhealth.outcomes import Attempt
 
 LINES = {
     "hardware": (

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from slurm_gpuhealth.correlate.model import Attempt, Event
+from slurm_gpuhealth.outcomes import Attempt, Event
 from slurm_gpuhealth.simulate.cases import DAY
 from slurm_gpuhealth.simulate.world import EPOCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from slurm_gpuhealth.correlate.model import Suspicion, Verdict
+    from slurm_gpuhealth.outcomes import Suspicion, Verdict
     from slurm_gpuhealth.simulate.world import World
 
 LOOK = 3600.0

@@ -10,28 +10,18 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_gpuhealth.simulate import load, signs
-from slurm_gpuhealth.simulate.cases import DAY, Case
+from slurm_gpuhealth.simulate.cases import DAY, Case, Lemon
 from slurm_gpuhealth.simulate.cluster import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from slurm_gpuhealth.correlate.model import Attempt, Event
+    from slurm_gpuhealth.outcomes import Attempt, Event
     from slurm_gpuhealth.simulate.load import Job
 
 EPOCH = 1_750_000_000.0
 PEEK = 50
 """Waiting jobs that are looked at when something becomes free, as Slurm's backfill does."""
-
-
-class Lemon(NamedTuple):
-    node: int
-    since: float
-    until: float
-    rate: float
-    """Faults a second of allocated time."""
-    gpu: int | None = None
-    """The one GPU that is bad; None: the node."""
 
 
 class Truth(NamedTuple):

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from slurm_gpuhealth import child
-from slurm_gpuhealth.correlate.model import Attempt
+from slurm_gpuhealth.outcomes import Attempt
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm.control import ControllerDown, Refused
 from slurm_gpuhealth.slurm.sacct import MAX_NAME, Ended, hashed, job_state, nodes_of, unmasked
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
 
 NAMES = (
     *("id", "array_id", "cluster", "partition", "user_name", "user_id", "account", "name", "state", "exit_code"),

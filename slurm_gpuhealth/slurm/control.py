@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from slurm_gpuhealth import settings
+    from slurm_gpuhealth.config import settings
     from slurm_gpuhealth.slurm.reason import Reason
 
 GRACE = 1.0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Literal
 
-    from slurm_gpuhealth import settings
+    from slurm_gpuhealth.config import settings
     from slurm_gpuhealth.slurm.node import Event, NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 

@@ -30,6 +30,8 @@ MAX_FACT = 20 - len(PREFIX)
 MAX_BYTES = 255
 STATES = ("claim", "queued", "running", "pass", "fail", "manual", "untested")
 WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+ON_REQUEST = ("asked", "sweep", "suspect")
+"""Facts of holds that no fault made."""
 HEX = frozenset("0123456789abcdef")
 MAX_USER = 64
 

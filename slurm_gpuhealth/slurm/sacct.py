@@ -16,14 +16,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_gpuhealth import child
-from slurm_gpuhealth.correlate.model import Attempt
+from slurm_gpuhealth.outcomes import Attempt
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm.control import NO_ANSWER, ControllerDown, NoProgram, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
 
 STATES = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,TO"
 """All ends of a run. Not RS: a job that changes its size goes on."""

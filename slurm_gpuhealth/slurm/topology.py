@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from slurm_gpuhealth.slurm import control, sacct
 
 if TYPE_CHECKING:
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
 
 LEAF = re.compile(r"^SwitchName=(\S+) Level=0 .*?\bNodes=(\S+)|^BlockName=([^\s\[]+) .*?\bNodes=(\S+)", re.MULTILINE)
 """A switch of level 0 (topology/tree), a base block (topology/block); what is put together of several is neither."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sql
 
-from slurm_gpuhealth.correlate.model import CAUSES, Suspicion, Term, Verdict
+from slurm_gpuhealth.outcomes import CAUSES, Suspicion, Term, Verdict
 from slurm_gpuhealth.store import schema
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def verdicts(
 
 def explained(db: Connection, job: int) -> list[dict[str, Any]]:
     """Each attempt of the job with its verdict (None: not failed, or not judged yet) and its log's reading."""
-    from slurm_gpuhealth.slurm.accounting import END_NEAR, read_reading
+    from slurm_gpuhealth.logs.reading import read_reading
 
     attempt, judged, log = schema.attempt, schema.verdict, schema.joblog
     query = (
@@ -155,7 +155,9 @@ def explained(db: Connection, job: int) -> list[dict[str, Any]]:
     readings = list(db.execute(sql.select(log.c.time, log.c.clock, log.c.reading).where(log.c.id == job)))
     for one in found:
         # By time, not by number: Slurm's numbers are given anew one day, and a log is its owner's.
-        near = (row for row in readings if one["start"] <= row.time - (row.clock or 0.0) <= one["end"] + END_NEAR)
+        near = (
+            row for row in readings if one["start"] <= row.time - (row.clock or 0.0) <= one["end"] + schema.END_NEAR
+        )
         texts = [row.reading for row in sorted(near, key=lambda row: row.time) if read_reading(row.reading)]
         one["reading"] = one["reading"] or (json.loads(texts[-1]) if texts else None)
         judged_ = one["verdict"]

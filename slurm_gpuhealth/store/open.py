@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Engine
 
-    from slurm_gpuhealth.settings import Settings
+    from slurm_gpuhealth.config.settings import Settings
 
 LOCK = 0x67707568
 """PostgreSQL's advisory lock for who takes in or migrates: one at a time."""

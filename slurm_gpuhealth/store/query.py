@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import delete, func, or_, select, tuple_
 
-from slurm_gpuhealth.correlate.model import Event
+from slurm_gpuhealth.outcomes import Event
 from slurm_gpuhealth.store import schema
 
 if TYPE_CHECKING:

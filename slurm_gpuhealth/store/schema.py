@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERSION = 2
+BEGIN_NEAR = 60.0
+END_NEAR = 3600.0
+"""Seconds around a run within which its node's prolog and epilog wrote their record: clocks differ, epilogs last."""
 
 metadata = MetaData()
 Big = BigInteger().with_variant(Integer, "sqlite")

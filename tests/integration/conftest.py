@@ -9,7 +9,7 @@ import zlib
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from slurm_gpuhealth import settings
+from slurm_gpuhealth.config import settings
 from tests.cluster import Cluster
 from tests.daemons import until
 from tests.lab import Lab, fresh, running

@@ -13,8 +13,9 @@ import sqlalchemy as sql
 from click.testing import CliRunner
 
 from slurm_gpuhealth.commands.gpuhealth import main
-from slurm_gpuhealth.settings import Settings, Slurm, Store
-from slurm_gpuhealth.slurm import accounting, control, topology
+from slurm_gpuhealth.config.settings import Settings, Slurm, Store
+from slurm_gpuhealth.controller import accounting
+from slurm_gpuhealth.slurm import control, topology
 from slurm_gpuhealth.store import schema
 from slurm_gpuhealth.store.open import open_store
 from tests.cluster import USER, Cluster
@@ -29,8 +30,8 @@ HET = "#!/bin/sh\n#SBATCH --job-name=het --gres=gpu:1\n#SBATCH hetjob\n#SBATCH -
 AGAIN = '[ "$SLURM_RESTART_COUNT" = 1 ] && exit 0; sleep 300'
 TAKE_IN = """\
 import time
-from slurm_gpuhealth import settings
-from slurm_gpuhealth.slurm import accounting
+from slurm_gpuhealth.config import settings
+from slurm_gpuhealth.controller import accounting
 from slurm_gpuhealth.store.open import open_store
 it = settings.Settings(slurm=settings.Slurm(conf={conf!r}), store=settings.Store(database={database!r}))
 print("up", flush=True)

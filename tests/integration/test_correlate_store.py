@@ -14,9 +14,12 @@ from click.testing import CliRunner
 from sqlalchemy import select
 
 from slurm_gpuhealth.commands.gpuhealth import main
-from slurm_gpuhealth.correlate import actions, run
-from slurm_gpuhealth.settings import Paths, Store
-from slurm_gpuhealth.store import judged, schema, ship, ship_file, ship_postgresql
+from slurm_gpuhealth.config.settings import Paths, Store
+from slurm_gpuhealth.controller import actions, run
+from slurm_gpuhealth.ship import file as ship_file
+from slurm_gpuhealth.ship import line
+from slurm_gpuhealth.ship import postgresql as ship_postgresql
+from slurm_gpuhealth.store import judged, schema
 from slurm_gpuhealth.store.open import open_store, reading
 from tests.daemons import PATIENCE, until
 from tests.lab import BIN as PROGRAMS
@@ -32,7 +35,7 @@ KILLS = 100 if os.environ.get("GPUHEALTH_SOAK") else 10
 def _one_clock(monkeypatch):
     """By how much a node's clock seems to be ahead of the store's is chance here, of a millisecond."""
     for module in (ship_file, ship_postgresql):
-        monkeypatch.setattr(module, "lines", lambda batch, before, *_: ship.lines(batch, before, before, before))
+        monkeypatch.setattr(module, "lines", lambda batch, before, *_: line.lines(batch, before, before, before))
 
 
 @pytest.fixture(scope="module")

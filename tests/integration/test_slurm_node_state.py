@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import settings
+from slurm_gpuhealth.config import settings
 from slurm_gpuhealth.slurm import control, hold
 from slurm_gpuhealth.slurm.reason import Reason, write
 from tests.daemons import until

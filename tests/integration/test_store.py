@@ -14,10 +14,12 @@ import psycopg
 import pytest
 from sqlalchemy import select
 
+from slurm_gpuhealth.config.settings import Paths, Settings, Store
+from slurm_gpuhealth.controller import ingest
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Paths, Settings, Store
-from slurm_gpuhealth.store import ingest, open, query, schema, ship
+from slurm_gpuhealth.node.journal import open_journal
+from slurm_gpuhealth.ship import outbox
+from slurm_gpuhealth.store import open, query, schema
 from tests.daemons import until
 from tests.lab import Lab, fresh
 from tests.postgresql import BIN, NODES, SECRET, Postgresql
@@ -75,7 +77,7 @@ def drain(settings, name):
     """Ship until nothing waits."""
     journal = open_journal(settings.paths)
     until(
-        lambda: ship.ship(settings, journal, name, 20) or journal.one("SELECT count(*) FROM outbox") == (0,), name, 60
+        lambda: outbox.ship(settings, journal, name, 20) or journal.one("SELECT count(*) FROM outbox") == (0,), name, 60
     )
 
 
@@ -84,7 +86,7 @@ def test_a_role_that_may_only_insert_ships_over_tls(server, database, tmp_path, 
     journal = open_journal(settings.paths)
     add(journal, 2000, "a")
     journal.put("gpus", [{"uuid": "GPU-1", "index": 0, "pci": "0000:01:00", "serial": "77"}])
-    ship.ship(settings, journal, "n1", 20)
+    outbox.ship(settings, journal, "n1", 20)
     assert journal.one("SELECT count(*) FROM outbox") == (0,), capfd.readouterr().err
     for statement in ("SELECT * FROM inbox", "DELETE FROM inbox", "SELECT * FROM finding", "TRUNCATE inbox"):
         with server.connect(NODES) as db, pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -95,11 +97,11 @@ def test_a_role_that_may_only_insert_ships_over_tls(server, database, tmp_path, 
     assert codes(engine) == {"n1": in_journal(settings)}
     journal.write("UPDATE finding SET cleared = 5, severity = 'info' WHERE id = 1")
     shipped = journal.get("shipped")
-    ship.ship(settings, journal, "n1", 20)
+    outbox.ship(settings, journal, "n1", 20)
     journal.put("shipped", shipped)
-    for statement in ship.journal_schema.refill():  # as if it had been killed before it knew that all had arrived
+    for statement in outbox.journal_schema.refill():  # as if it had been killed before it knew that all had arrived
         journal.write(statement)
-    ship.ship(settings, journal, "n1", 20)
+    outbox.ship(settings, journal, "n1", 20)
     ingest.ingest(engine, database, time.time())
     assert codes(engine) == {"n1": in_journal(settings)}
     with open.reading(engine) as db:
@@ -137,11 +139,11 @@ def test_what_postgresql_refuses_is_said_in_its_words_and_waits(server, database
         (settings.store.url.replace(NODES, "nobody"), "password"),
         (settings.store.url.replace("/postgres?", "/elsewhere?"), "does not exist"),
     ):
-        ship.ship(replace(settings, store=replace(settings.store, url=url)), journal, "n1", 20)
+        outbox.ship(replace(settings, store=replace(settings.store, url=url)), journal, "n1", 20)
         assert words in journal.get("shipped")["error"]
         assert SECRET not in capfd.readouterr().err
     assert journal.one("SELECT count(*) FROM outbox") == (1,)
-    ship.ship(settings, journal, "n1", 20)
+    outbox.ship(settings, journal, "n1", 20)
     assert journal.one("SELECT count(*) FROM outbox") == (0,)
 
 
@@ -167,7 +169,7 @@ def test_of_many_that_open_an_empty_database_at_once_one_makes_the_tables(server
         db.execute("DROP SCHEMA public CASCADE")
         db.execute("CREATE SCHEMA public")
     code = (
-        "import sys; from slurm_gpuhealth.settings import *; from slurm_gpuhealth.store.open import open_store;"
+        "import sys; from slurm_gpuhealth.config.settings import *; from slurm_gpuhealth.store.open import open_store;"
         "open_store(Settings(store=Store(url=sys.argv[1], password_file=sys.argv[2])))"
     )
     argv = [sys.executable, "-c", code, server.url(), str(server.passwords)]
@@ -178,9 +180,9 @@ def test_of_many_that_open_an_empty_database_at_once_one_makes_the_tables(server
 
 SHIP = """
 import sys, time
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Paths, Settings, Store
-from slurm_gpuhealth.store import ship, ship_file
+from slurm_gpuhealth.node.journal import open_journal
+from slurm_gpuhealth.config.settings import Paths, Settings, Store
+from slurm_gpuhealth.ship import outbox as ship, file as ship_file
 name, state, run, proc, url, passwords, add = sys.argv[1:8]
 ship_file.ROTATE = 50000
 store = Store(url=url, password_file=passwords, timeout=5.0)
@@ -196,8 +198,9 @@ while True:
 """
 TAKE = """
 import sys, time
-from slurm_gpuhealth.settings import Settings, Store
-from slurm_gpuhealth.store import ingest, open
+from slurm_gpuhealth.config.settings import Settings, Store
+from slurm_gpuhealth.controller import ingest
+from slurm_gpuhealth.store import open
 ingest.AT_ONCE = 100
 settings = Settings(store=Store(url=sys.argv[1], database=sys.argv[2], password_file=sys.argv[3], timeout=5.0))
 print("ready", flush=True)

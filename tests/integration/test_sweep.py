@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from slurm_gpuhealth.journal import seal
+from slurm_gpuhealth.node.journal_file import seal
 from slurm_gpuhealth.slurm import remark
 from tests.fakes import node as fakes
 

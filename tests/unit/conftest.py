@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as trials
 
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Paths, Row, Settings
+from slurm_gpuhealth.config.settings import Paths, Row, Settings
+from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm import control
 from tests.fakes import node
 

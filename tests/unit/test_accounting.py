@@ -6,10 +6,12 @@ import json
 import pytest
 import sqlalchemy as sql
 
-from slurm_gpuhealth.correlate.model import Attempt, Cited, Reading
+from slurm_gpuhealth.config.settings import Store
+from slurm_gpuhealth.controller import accounting
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Store
-from slurm_gpuhealth.slurm import accounting, control, sacct
+from slurm_gpuhealth.logs.reading import read_reading
+from slurm_gpuhealth.outcomes import Attempt, Cited, Reading
+from slurm_gpuhealth.slurm import control, sacct
 from slurm_gpuhealth.slurm.sacct import Ended, Noted
 from slurm_gpuhealth.store import schema
 from slurm_gpuhealth.store.open import open_store
@@ -324,9 +326,9 @@ def test_each_run_of_a_requeued_job_has_its_own_record_and_log(settings, engine,
 def test_a_reading_with_lines_comes_back_whole():
     reading = Reading("node", 0.5, "hardware", Cited(7, "x", rank=3), (Cited(9, "y"),), ("n1",), evidence=("a", "b"))
     lines = {"cause": reading.cause._asdict(), "collateral": [reading.collateral[0]._asdict()]}
-    assert accounting.read_reading(json.dumps(reading._asdict() | lines)) == reading
+    assert read_reading(json.dumps(reading._asdict() | lines)) == reading
     for text in ("", "[]", "7", '{"no": 1}', '{"cause": {"x": 1}}', '{"collateral": 7}'):
-        assert accounting.read_reading(text) is None
+        assert read_reading(text) is None
 
 
 def test_an_attempt_that_the_store_does_not_know_is_an_error(engine):

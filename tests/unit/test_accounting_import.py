@@ -9,9 +9,10 @@ import sqlalchemy as sql
 from click.testing import CliRunner
 
 from slurm_gpuhealth.commands.gpuhealth import main
-from slurm_gpuhealth.config import load
+from slurm_gpuhealth.config.load import load
 from slurm_gpuhealth.correlate.cases import application
-from slurm_gpuhealth.correlate.model import Attempt, Cited, Reading, read_attempt, read_event
+from slurm_gpuhealth.correlate.lines import read_attempt, read_event
+from slurm_gpuhealth.outcomes import Attempt, Cited, Reading
 from slurm_gpuhealth.slurm import control, sacct, topology
 from slurm_gpuhealth.slurm.sacct import Ended, Noted
 from slurm_gpuhealth.store import schema

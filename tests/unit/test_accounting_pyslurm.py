@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from slurm_gpuhealth.config.settings import Accounting, Slurm
+from slurm_gpuhealth.controller import accounting
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Accounting, Slurm
-from slurm_gpuhealth.slurm import accounting, accounting_pyslurm, control, sacct
+from slurm_gpuhealth.slurm import accounting_pyslurm, control, sacct
 
 FAKES = Path(__file__).resolve().parent.parent / "fakes"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_gpuhealth.config.settings import Accounting, Settings, Slurm
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Accounting, Settings, Slurm
 from slurm_gpuhealth.slurm import control, sacct
 
 CORPUS = Path(__file__).resolve().parent.parent / "corpus/slurm"

@@ -7,13 +7,15 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import act, fitness, record
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import open_journal
+from slurm_gpuhealth.hooks import fitness
 from slurm_gpuhealth.ladder import budget
+from slurm_gpuhealth.ladder import drain as act
+from slurm_gpuhealth.node import held, record
+from slurm_gpuhealth.node.environment import Job
+from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm import control, reason
-from slurm_gpuhealth.slurm.environment import Job
 from slurm_gpuhealth.slurm.node import Hold, NodeRecord
 from slurm_gpuhealth.slurm.reason import Reason
 
@@ -138,11 +140,11 @@ def test_an_admin_who_resumes_the_node_before_anyone_saw_it_drained_says_so_twic
     fault(journal, settings)
     monkeypatch.setattr(fitness, "_gpus", lambda *_: ["GPU-3"])
     monkeypatch.setattr(fitness, "_read_nvml", lambda *_: None)
-    monkeypatch.setattr(fitness.diagnostic, "run_level", lambda *_, **__: "pass")
+    monkeypatch.setattr(fitness.run_level, "run_level", lambda *_, **__: "pass")
     job = Job(7, "n1")
     for drains, mode in ((1, "enforce"), (2, "acked")):  # the first might have been an order without effect
         assert fitness.before_job(settings, journal, job, time.monotonic() + 5) == 0
-        act.look_at_hold(settings, journal, "n1", NOW)
+        held.look_at_hold(settings, journal, "n1", NOW)
         assert (modes(journal), slurm.drains) == ([mode], drains)
     slurm.meanwhile = lambda: None
     fault(journal, settings, 79)
@@ -155,7 +157,7 @@ def test_who_finds_another_program_waiting_for_a_silent_controller_does_not_queu
 ):
     settings = replace(settings, slurm=replace(settings.slurm, timeout=0.3))
     fault(journal, settings)
-    turn = act.turn(settings)
+    turn = held.turn(settings)
     began = time.monotonic()
     assert act.act(settings, journal, "prolog", "n1", NOW) == "undecided"
     assert time.monotonic() - began < 3
@@ -169,7 +171,7 @@ def test_each_drain_is_a_decision_of_its_own_with_the_reason_that_was_there(sett
         fault(journal, settings)
         assert act.act(settings, journal, "check", "n1", NOW) == "drained"
         slurm.resume()
-        act.look_at_hold(settings, journal, "n1", NOW)
+        held.look_at_hold(settings, journal, "n1", NOW)
     was = "SELECT was FROM decision WHERE action = 'drained' ORDER BY id"
     assert [row[0] for row in journal.rows(was)] == ["Prolog error", "Epilog error"]
 
@@ -210,7 +212,7 @@ def test_a_hold_that_slurmctld_lost_in_a_restart_is_drained_again_once_and_it_is
     for outcome, word, drains in (("drained", "started anew", 2), ("nothing", "a second time", 2)):
         slurm.resume()
         slurm.upsince = time.time()
-        act.look_at_hold(settings, journal, "n1", time.time())
+        held.look_at_hold(settings, journal, "n1", time.time())
         assert word in capsys.readouterr().err
         assert act.act(settings, journal, "check", "n1", time.time()) == outcome
         assert slurm.drains == drains
@@ -220,10 +222,10 @@ def test_a_hold_that_slurmctld_lost_in_a_restart_is_drained_again_once_and_it_is
 def test_a_restart_before_the_hold_was_last_seen_to_stand_loses_nothing(settings, journal, slurm, monkeypatch):
     fault(journal, settings)
     assert act.act(settings, journal, "check", "n1", NOW) == "drained"
-    act.look_at_hold(settings, journal, "n1", time.time() + 20)
+    held.look_at_hold(settings, journal, "n1", time.time() + 20)
     slurm.resume()
     monkeypatch.setattr(control, "up", lambda _: 300 - 10)
-    act.look_at_hold(settings, journal, "n1", time.time() + 300)
+    held.look_at_hold(settings, journal, "n1", time.time() + 300)
     assert (modes(journal), slurm.drains) == (["acked"], 1)
 
 
@@ -232,7 +234,7 @@ def test_a_drain_that_slurm_said_yes_to_and_did_not_make_is_made_again(settings,
     monkeypatch.setattr(control, "drain", lambda *_: None)
     assert act.act(settings, journal, "check", "n1", NOW) == "drained"  # as far as Slurm says
     monkeypatch.setattr(control, "drain", slurm.drain)
-    act.look_at_hold(settings, journal, "n1", time.time())
+    held.look_at_hold(settings, journal, "n1", time.time())
     assert "nobody saw it stand" in capsys.readouterr().err
     assert act.act(settings, journal, "check", "n1", time.time()) == "drained"
     assert slurm.drains == 1
@@ -245,7 +247,7 @@ def test_a_prolog_that_finds_the_hold_lost_keeps_the_job_off_the_bad_gpu(setting
     slurm.upsince = time.time()
     monkeypatch.setattr(fitness, "_gpus", lambda *_: ["GPU-3"])
     monkeypatch.setattr(fitness, "_read_nvml", lambda *_: None)
-    monkeypatch.setattr(fitness.diagnostic, "run_level", lambda *_, **__: "pass")
+    monkeypatch.setattr(fitness.run_level, "run_level", lambda *_, **__: "pass")
     monkeypatch.setattr(fitness, "move_on", lambda *_: 1)
     assert fitness.before_job(settings, journal, Job(8, "n1"), time.monotonic() + 30) == 1
     assert slurm.drains == 2
@@ -256,5 +258,5 @@ def test_what_an_admin_holds_now_was_never_lost(settings, journal, slurm):
     assert act.act(settings, journal, "check", "n1", NOW) == "drained"
     slurm.say("RMA ticket 4711")
     slurm.upsince = time.time()
-    act.look_at_hold(settings, journal, "n1", time.time())
+    held.look_at_hold(settings, journal, "n1", time.time())
     assert (modes(journal), slurm.drains, slurm.reason) == (["acked"], 1, "RMA ticket 4711")

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from slurm_gpuhealth.config.settings import Drain, Settings, Sweep
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import budget
-from slurm_gpuhealth.settings import Drain, Settings, Sweep
 from slurm_gpuhealth.slurm.node import Hold
 from slurm_gpuhealth.slurm.reason import Reason, stamp
 

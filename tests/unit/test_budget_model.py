@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 
+from slurm_gpuhealth.config.settings import Drain, Settings, Sweep
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import budget, claim
-from slurm_gpuhealth.settings import Drain, Settings, Sweep
 from slurm_gpuhealth.slurm.node import Hold
 from slurm_gpuhealth.slurm.reason import Reason, stamp
 

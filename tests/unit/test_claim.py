@@ -5,11 +5,12 @@ import time
 import pytest
 from test_act import NOW, Slurm, fault, modes
 
-from slurm_gpuhealth import act, record
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import Journal, memory
-from slurm_gpuhealth.ladder import budget, claim
+from slurm_gpuhealth.ladder import budget, claim, drain
+from slurm_gpuhealth.node import held, record
+from slurm_gpuhealth.node.journal import Journal
+from slurm_gpuhealth.node.journal_file import memory
 from slurm_gpuhealth.slurm import control, reason, remark
 from slurm_gpuhealth.slurm.node import Hold
 from slurm_gpuhealth.slurm.reason import Reason
@@ -33,9 +34,9 @@ def next_check(settings, journal, slurm):
     """What a later check does about faults that wait and about a claim."""
     journal.put("put-off", None)
     if record.waiting(journal):
-        act.act(settings, journal, "check", "n1", NOW)
+        drain.act(settings, journal, "check", "n1", NOW)
     if journal.get("hold") or slurm.reason:
-        found = act.look_at_hold(settings, journal, "n1", NOW)
+        found = held.look_at_hold(settings, journal, "n1", NOW)
         if found.ours and found.ours.state == "claim":
             claim.settle(settings, journal, "n1", found, NOW)
 
@@ -46,7 +47,7 @@ def decisions(journal):
 
 def test_a_drain_is_a_claim_until_it_is_confirmed_with_the_claims_time(settings, journal, slurm):
     fault(journal, settings)
-    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
+    assert drain.act(settings, journal, "check", "n1", NOW) == "drained"
     first, last = (reason.parse(text) for text in slurm.orders)
     assert (first.state, last.state) == ("claim", "queued")
     assert last == replace(first, state="queued", since=reason.stamp(slurm.time))
@@ -56,7 +57,7 @@ def test_a_drain_is_a_claim_until_it_is_confirmed_with_the_claims_time(settings,
 def test_what_dcgm_found_is_confirmed_as_a_failure_with_the_rung_that_follows(settings, journal, slurm):
     found = Finding(NOW, "dcgm", "memory", "", Gpu(uuid="GPU-3", index=3), standing=True, details={"level": 1})
     record.keep(journal, settings, [found], NOW)
-    assert act.act(settings, journal, "prolog", "n1", NOW, 7) == "drained"
+    assert drain.act(settings, journal, "prolog", "n1", NOW, 7) == "drained"
     ours = reason.parse(slurm.reason)
     assert (ours.rung, ours.state, ours.next, ours.job) == ("L1", "fail", "L3", 7)
 
@@ -64,17 +65,17 @@ def test_what_dcgm_found_is_confirmed_as_a_failure_with_the_rung_that_follows(se
 def test_who_finds_the_budget_spent_writes_nothing(settings, journal, slurm):
     slurm.hold_others(5)
     fault(journal, settings)
-    assert act.act(settings, journal, "check", "n1", NOW) == "over-budget"
+    assert drain.act(settings, journal, "check", "n1", NOW) == "over-budget"
     assert (slurm.orders, decisions(journal), len(record.waiting(journal))) == ([], ["over-budget"], 1)
 
 
 def test_of_claims_at_the_same_time_the_one_that_does_not_fit_is_undone_and_its_fault_waits(settings, journal, slurm):
     slurm.meanwhile = lambda: slurm.hold_others(5, "claim", when=1.0 + time.time() // 1 - 2)
     fault(journal, settings)
-    assert act.act(settings, journal, "check", "n1", NOW) == "over-budget"
+    assert drain.act(settings, journal, "check", "n1", NOW) == "over-budget"
     assert (slurm.flags, decisions(journal)) == (frozenset(), ["over-budget"])
     assert (journal.get("hold"), len(record.waiting(journal))) == (None, 1)
-    act.look_at_hold(settings, journal, "n1", NOW)
+    held.look_at_hold(settings, journal, "n1", NOW)
     assert modes(journal) == ["enforce"]  # our own undo is no admin's ack
     slurm.meanwhile, slurm.others = lambda: None, []
     next_check(settings, journal, slurm)
@@ -84,14 +85,14 @@ def test_of_claims_at_the_same_time_the_one_that_does_not_fit_is_undone_and_its_
 def test_younger_claims_do_not_count(settings, journal, slurm):
     slurm.meanwhile = lambda: slurm.hold_others(50, "claim", when=time.time() + 10)
     fault(journal, settings)
-    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
+    assert drain.act(settings, journal, "check", "n1", NOW) == "drained"
 
 
 def test_an_undo_gives_slurm_its_own_words_back(settings, journal, slurm):
     slurm.flags, slurm.reason = frozenset({"DRAIN"}), "Prolog error"
     slurm.meanwhile = lambda: slurm.hold_others(5)
     fault(journal, settings)
-    assert act.act(settings, journal, "check", "n1", NOW) == "over-budget"
+    assert drain.act(settings, journal, "check", "n1", NOW) == "over-budget"
     assert (slurm.flags, slurm.reason) == ({"DRAIN"}, "Prolog error")
 
 
@@ -110,7 +111,7 @@ def test_killed_at_any_call_the_next_check_ends_as_if_nothing_had_been(
         fault(journal, settings)
         die_at(slurm, monkeypatch, number, late)
         try:
-            act.act(settings, journal, "check", "n1", NOW)
+            drain.act(settings, journal, "check", "n1", NOW)
         except Killed:
             pass
         die_at(slurm, monkeypatch, 0, late)
@@ -150,14 +151,14 @@ def die_at(slurm, monkeypatch, number, late):
 def test_an_admin_who_resumes_the_claim_is_not_overruled(settings, journal, slurm, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda _: slurm.resume() if slurm.drains else None)
     fault(journal, settings)
-    assert act.act(settings, journal, "check", "n1", NOW) == "nothing"
+    assert drain.act(settings, journal, "check", "n1", NOW) == "nothing"
     assert (slurm.flags, modes(journal), decisions(journal)) == (frozenset(), ["acked"], ["drained", "acked"])
 
 
 def test_an_admin_who_takes_the_claim_over_has_the_node(settings, journal, slurm, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda _: setattr(slurm, "reason", "PSU, JD") if slurm.drains else None)
     fault(journal, settings)
-    act.act(settings, journal, "check", "n1", NOW)
+    drain.act(settings, journal, "check", "n1", NOW)
     assert (slurm.flags, slurm.reason, slurm.drains) == ({"DRAIN"}, "PSU, JD", 1)
 
 
@@ -172,8 +173,8 @@ def test_a_controller_that_falls_silent_leaves_a_claim_and_no_job_comes(settings
 
     monkeypatch.setattr(control, "holds", count)
     fault(journal, settings)
-    outcome = act.act(settings, journal, "prolog", "n1", NOW, 7)
-    assert (outcome, outcome in act.OUT, reason.parse(slurm.reason).state) == ("claimed", True, "claim")
+    outcome = drain.act(settings, journal, "prolog", "n1", NOW, 7)
+    assert (outcome, outcome in drain.OUT, reason.parse(slurm.reason).state) == ("claimed", True, "claim")
     next_check(settings, journal, slurm)
     assert (reason.parse(slurm.reason).state, decisions(journal)) == ("queued", ["drained"])
 
@@ -181,14 +182,14 @@ def test_a_controller_that_falls_silent_leaves_a_claim_and_no_job_comes(settings
 def test_a_slow_controller_does_not_keep_who_waits_for_the_lock(settings, journal, slurm, monkeypatch):
     settings = replace(settings, slurm=replace(settings.slurm, timeout=0.0001))
     fault(journal, settings)
-    assert act.act(settings, journal, "prolog", "n1", NOW, 7) == "claimed"
+    assert drain.act(settings, journal, "prolog", "n1", NOW, 7) == "claimed"
     next_check(settings, journal, slurm)
     assert reason.parse(slurm.reason).state == "queued"
 
 
 def test_a_claim_that_is_found_without_a_journal_is_settled(settings, journal, slurm):
     slurm.drain(None, "n1", Reason("Xid48", 3, "L3", "claim"))
-    found = act.look_at_hold(settings, journal, "n1", NOW)
+    found = held.look_at_hold(settings, journal, "n1", NOW)
     assert claim.settle(settings, journal, "n1", found, NOW) == "drained"
     assert (reason.parse(slurm.reason).state, decisions(journal)) == ("queued", ["drained"])
 
@@ -217,7 +218,7 @@ def test_an_old_claim_is_made_anew_before_it_has_a_place(settings, journal, slur
         5, "claim", when=slurm.time + 1800
     )  # younger than the old time, older than the new one: abandoned
     slurm.others += [Hold(f"k{i}", Reason("Xid48", 0, "L3", "claim"), time.time() - 60) for i in range(5)]
-    found = act.look_at_hold(settings, journal, "n1", NOW)
+    found = held.look_at_hold(settings, journal, "n1", NOW)
     assert claim.settle(settings, journal, "n1", found, NOW) == "over-budget"
     assert [reason.parse(text).state for text in slurm.orders[:2]] == ["claim", "claim"]
 
@@ -228,20 +229,20 @@ def test_a_node_that_the_budget_does_not_count_is_not_drained(settings, journal,
 
     monkeypatch.setattr(control, "holds", count)
     fault(journal, settings)
-    assert act.act(settings, journal, "check", "n1", NOW) == "refused"
+    assert drain.act(settings, journal, "check", "n1", NOW) == "refused"
     assert slurm.orders == []
     slurm.drain(None, "n1", Reason("asked", None, "L3", "claim"))
-    found = act.look_at_hold(settings, journal, "n1", NOW)
+    found = held.look_at_hold(settings, journal, "n1", NOW)
     assert (claim.settle(settings, journal, "n1", found, NOW), slurm.flags) == ("refused", frozenset())
 
 
 def test_a_fault_that_the_nodes_comment_acknowledges_does_not_drain_and_another_does(settings, journal, slurm):
     slurm.comment = remark.write_said("rack 7", remark.Said({"Xid48": NOW + 600, "Xid79": NOW - 60}))
     fault(journal, settings)
-    assert act.act(settings, journal, "check", "n1", NOW) == "nothing"
+    assert drain.act(settings, journal, "check", "n1", NOW) == "nothing"
     assert (slurm.orders, modes(journal), decisions(journal)) == ([], ["acked"], ["acked"])
     fault(journal, settings, 79)  # its ack is over
-    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
+    assert drain.act(settings, journal, "check", "n1", NOW) == "drained"
     assert "Xid79" in slurm.reason
 
 
@@ -249,20 +250,20 @@ def test_a_condition_that_is_acknowledged_in_the_comment_drains_when_that_time_i
     lost = Finding(NOW, "nvml", "lost", "", Gpu(uuid="GPU-3"), standing=True)
     slurm.comment = remark.write_said("", remark.Said({"lost": NOW + 600}))
     record.keep(journal, settings, [lost], NOW)
-    act.act(settings, journal, "check", "n1", NOW)
+    drain.act(settings, journal, "check", "n1", NOW)
     record.keep(journal, settings, [lost], NOW + 300)
-    assert act.act(settings, journal, "check", "n1", NOW + 300) == "nothing"
+    assert drain.act(settings, journal, "check", "n1", NOW + 300) == "nothing"
     record.keep(journal, settings, [lost], NOW + 700)
-    assert act.act(settings, journal, "check", "n1", NOW + 700) == "drained"
+    assert drain.act(settings, journal, "check", "n1", NOW + 700) == "drained"
 
 
 def test_an_undrain_from_afar_is_known_with_its_own_time(settings, journal, slurm):
     lost = Finding(NOW, "nvml", "lost", "", Gpu(uuid="GPU-3"), standing=True)
     record.keep(journal, settings, [lost], NOW)
-    act.act(settings, journal, "check", "n1", NOW)
+    drain.act(settings, journal, "check", "n1", NOW)
     slurm.comment = remark.write_said("", remark.Said({"lost": NOW // 60 * 60 + 600}))
     slurm.resume()
-    act.look_at_hold(settings, journal, "n1", NOW)
+    held.look_at_hold(settings, journal, "n1", NOW)
     assert journal.one("SELECT mode, acked FROM finding") == ("acked", NOW // 60 * 60 + 600)
 
 
@@ -288,14 +289,14 @@ def test_a_fault_that_comes_back_enters_higher_and_the_second_return_is_the_end(
     else:
         slurm.extra = remark.write_result("", remark.Result("L3", "pass", NOW - 60, fact="Xid48", backs=returns))
     fault(journal, settings)
-    act.act(settings, journal, "check", "n1", NOW)
+    drain.act(settings, journal, "check", "n1", NOW)
     assert reason.parse(slurm.reason).rung == rung
 
 
 def test_how_often_the_node_was_rebooted_survives_a_lost_journal(settings, journal, slurm):
     slurm.extra = remark.write_result("", remark.Result("reboot", "pass", NOW - 60, fact="Xid79", boots=2))
     fault(journal, settings)
-    act.act(settings, journal, "check", "n1", NOW)
+    drain.act(settings, journal, "check", "n1", NOW)
     assert reason.parse(slurm.reason).boots == 2
 
 
@@ -304,13 +305,13 @@ def test_a_higher_fault_raises_a_hold_and_keeps_who_asked_and_since_but_not_a_ru
     slurm.drain(None, "n1", asked)
     worse = replace(settings, policy=(replace(settings.policy[0], rung="reboot"),))
     fault(journal, worse)
-    assert act.act(worse, journal, "check", "n1", NOW) == "held"
+    assert drain.act(worse, journal, "check", "n1", NOW) == "held"
     ours = reason.parse(slurm.reason)
     assert (ours.fact, ours.rung, ours.to, ours.by, ours.boots) == ("Xid48", "reboot", "L4", "alice", 1)
     assert ours.since == asked.since
     slurm.say(reason.write(replace(asked, state="running")))
     fault(journal, worse, 79)
-    assert act.act(worse, journal, "check", "n1", NOW) == "held"
+    assert drain.act(worse, journal, "check", "n1", NOW) == "held"
     assert reason.parse(slurm.reason).state == "running"
 
 
@@ -323,7 +324,7 @@ def test_checks_spread_their_claims_and_prologs_do_not(settings, journal, slurm,
             journal.put("hold", None)
             slurm.resume()
             fault(journal, settings, 100 + number)
-            act.act(settings, journal, program, f"n{number}", NOW)
+            drain.act(settings, journal, program, f"n{number}", NOW)
         if program == "prolog":
             assert set(slept) <= {0.0, 0.001}  # a claim's wait
             slept.clear()

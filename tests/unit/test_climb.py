@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_gpuhealth.config.settings import Ladder, Reboot, Repair, Reset, Settings
 from slurm_gpuhealth.findings import RUNGS
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import climb, rungs
 from slurm_gpuhealth.ladder.climb import Known, Open, Step
 from slurm_gpuhealth.ladder.rungs import Result
-from slurm_gpuhealth.settings import Ladder, Reboot, Repair, Reset, Settings
 from slurm_gpuhealth.slurm.node import NodeRecord
 from slurm_gpuhealth.slurm.reason import STATES, Reason, parse, write
 

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from slurm_gpuhealth import config, config_check
-from slurm_gpuhealth.config import ConfigError
+from slurm_gpuhealth.config import check
+from slurm_gpuhealth.config import load as configuration
+from slurm_gpuhealth.config.settings import ROWS, ConfigError, Settings
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "etc/gpuhealth.toml"
@@ -33,7 +33,7 @@ def write(tmp_path):
 
 def problems(path: str) -> list[tuple[int, str, str]]:
     with pytest.raises(ConfigError) as caught:
-        config.load(path, "n1")
+        configuration.load(path, "n1")
     assert all(one.file == path for one in caught.value.problems)
     return [(one.line, one.key, one.message) for one in caught.value.problems]
 
@@ -45,18 +45,18 @@ def uncommented() -> str:
 
 
 def test_the_shipped_file_as_it_is_says_nothing(write):
-    assert replace(config.load(write(SHIPPED.read_text()), "n1"), policy=()) == Settings()
+    assert replace(configuration.load(write(SHIPPED.read_text()), "n1"), policy=()) == Settings()
 
 
 def test_the_shipped_file_with_every_key_switched_on_is_the_defaults(write):
-    assert replace(config.load(write(uncommented()), "n1"), policy=()) == Settings()
+    assert replace(configuration.load(write(uncommented()), "n1"), policy=()) == Settings()
 
 
 def test_the_shipped_file_has_every_key_of_the_settings(write):
-    data, _ = config_check.parse_with_lines(write(uncommented()))
+    data, _ = check.parse_with_lines(write(uncommented()))
     for table, default in Settings().__dict__.items():
         if hasattr(default, "__dict__"):
-            rows = {key for key in default.__dict__ if type(default).__annotations__[key] in config.ROWS}
+            rows = {key for key in default.__dict__ if type(default).__annotations__[key] in ROWS}
             assert data[table].keys() | rows == default.__dict__.keys() | rows, table
     assert "mode" in data
 
@@ -64,7 +64,7 @@ def test_the_shipped_file_has_every_key_of_the_settings(write):
 def test_the_examples_in_the_shipped_file_load(write):
     lines = SHIPPED.read_text().splitlines()
     text = "\n".join(line[1:] for line in lines if line.startswith("#    "))
-    loaded = config.load(write(text), "n1")
+    loaded = configuration.load(write(text), "n1")
     assert loaded.check.command[0].argv[0] == "/usr/local/sbin/check-nvme"
     assert [row.finding for row in loaded.policy[:2]] == ["xid:63", "nvml:thermal"]
     assert [row.gpu for row in loaded.ladder.model] == ["*B200*"]
@@ -75,7 +75,7 @@ def test_the_documentation_is_made_from_the_shipped_file():
 
 
 def test_values_are_read_by_their_kind(write):
-    loaded = config.load(
+    loaded = configuration.load(
         write("""
         mode = "enforce"
         [prolog]
@@ -110,28 +110,28 @@ def test_the_node_name_is_filled_into_paths_only(write):
     driver = "{node}"
     """)
     for _ in range(2):  # parsed, then from the cache
-        loaded = config.load(path, "gpu-1.a_b")
+        loaded = configuration.load(path, "gpu-1.a_b")
         assert loaded.paths.state == "/var/gpu-1.a_b/state-gpu-1.a_b"
         assert loaded.dcgm.host == "unix:///run/gpu-1.a_b.sock"
         assert loaded.host.mounts == ("/scratch/gpu-1.a_b",)
         assert loaded.gpus.driver == ("{node}",)
-    assert config.load(path, "other").host.mounts == ("/scratch/other",)
+    assert configuration.load(path, "other").host.mounts == ("/scratch/other",)
 
 
 @pytest.mark.parametrize("name", ["..", "../x", "a/b", "a b", "-a", ".a", "a\n", "é", "$x"])
 def test_a_node_name_that_is_no_node_name_is_refused(write, name):
     with pytest.raises(ConfigError, match="no node name"):
-        config.load(write(""), name)
+        configuration.load(write(""), name)
 
 
 def test_the_node_name_comes_from_slurmd_where_nobody_gives_it(write, monkeypatch):
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
-    assert config.load(write('[paths]\nstate = "/s/{node}"')).paths.state == "/s/n7"
+    assert configuration.load(write('[paths]\nstate = "/s/{node}"')).paths.state == "/s/n7"
 
 
 def test_the_path_comes_from_the_environment(write, monkeypatch):
     monkeypatch.setenv("GPUHEALTH_CONFIG", write('mode = "enforce"'))
-    assert config.load(node="n1").mode == "enforce"
+    assert configuration.load(node="n1").mode == "enforce"
 
 
 def test_a_missing_file_says_so(tmp_path):
@@ -240,7 +240,7 @@ def test_all_errors_are_told_at_once_in_the_file_s_order(write):
 
 
 def test_lines_are_found_after_multi_line_values_dotted_keys_and_quoted_headers():
-    lines = config_check.line_numbers(
+    lines = check.line_numbers(
         'a = [\n  1, # ]\n  "x]",\n]\n\nb.c = 1 # d\n["e"]\nf = """\n[g]\nh = 1"""\n[[i.j]]\nk = 1\n[[i.j]]\nk = 2\n'
     )
     assert lines["a",] == 1
@@ -264,13 +264,13 @@ def test_a_file_too_large_to_be_a_configuration_is_not_read(write):
 @given(st.text(alphabet="[]{}=\"'#.ab1\n\\ policychmd", max_size=80))
 def test_no_text_is_answered_by_anything_but_settings_or_a_config_error(write, text):
     try:
-        config.load(write(text), "n1")
+        configuration.load(write(text), "n1")
     except ConfigError as error:
         assert error.problems  # noqa: PT017 - either outcome is right
 
 
 def test_site_rows_come_before_the_built_in_ones(write):
-    rows = config.load(write('[[policy]]\nfinding = "xid:79"\nseverity = "info"'), "n1").policy
+    rows = configuration.load(write('[[policy]]\nfinding = "xid:79"\nseverity = "info"'), "n1").policy
     assert (rows[0].finding, rows[0].severity) == ("xid:79", "info")
     assert len(rows) > 20
 
@@ -279,4 +279,4 @@ def test_site_rows_come_before_the_built_in_ones(write):
     ("text", "versions"), [('""', ()), ('"570"', ("570",)), ('["570", "580.95"]', ("570", "580.95"))]
 )
 def test_several_driver_versions_may_be_expected_during_a_roll_out(write, text, versions):
-    assert config.load(write(f"[gpus]\ndriver = {text}\n")).gpus.driver == versions
+    assert configuration.load(write(f"[gpus]\ndriver = {text}\n")).gpus.driver == versions

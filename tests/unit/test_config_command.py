@@ -5,9 +5,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from slurm_gpuhealth import config as configuration
 from slurm_gpuhealth.commands.config import config
-from slurm_gpuhealth.config_check import parse_with_lines
+from slurm_gpuhealth.config import load as configuration
+from slurm_gpuhealth.config.check import parse_with_lines
 
 TEXT = """mode = "enforce"
 [prolog]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpuhealth import config, config_check
-from slurm_gpuhealth.config import ConfigError
+from slurm_gpuhealth.config import check
+from slurm_gpuhealth.config import load as configuration
+from slurm_gpuhealth.config.settings import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,37 +28,37 @@ def write(tmp_path):
 
 class TestCache:
     def settle(self, monkeypatch):
-        monkeypatch.setattr(config, "SETTLED", -1e9)
+        monkeypatch.setattr(configuration, "SETTLED", -1e9)
 
     def test_the_second_load_parses_nothing(self, write, monkeypatch):
         self.settle(monkeypatch)
         path = write('mode = "enforce"\n[[policy]]\nfinding = "a:1"\nseverity = "info"\nwhen = { x = [1, 2] }')
-        first = config.load(path, "n1")
-        monkeypatch.setattr(config_check, "parse", None)
-        assert config.load(path, "n1") == first
+        first = configuration.load(path, "n1")
+        monkeypatch.setattr(check, "parse", None)
+        assert configuration.load(path, "n1") == first
         assert os.stat(path + ".cache").st_mode & 0o777 == 0o600
 
     def test_a_change_of_the_same_size_and_time_is_seen(self, write, monkeypatch):
         self.settle(monkeypatch)
-        assert config.load(write("[gpus]\ncount = 1"), "n1").gpus.count == 1
-        assert config.load(write("[gpus]\ncount = 2"), "n1").gpus.count == 2
+        assert configuration.load(write("[gpus]\ncount = 1"), "n1").gpus.count == 1
+        assert configuration.load(write("[gpus]\ncount = 2"), "n1").gpus.count == 2
 
     def test_a_file_just_written_is_not_cached(self, write):
         path = write("")
-        config.load(path, "n1")
+        configuration.load(path, "n1")
         assert not os.path.exists(path + ".cache")
 
     def test_a_broken_configuration_is_not_hidden_by_the_cache(self, write, monkeypatch):
         self.settle(monkeypatch)
-        config.load(write(""), "n1")
+        configuration.load(write(""), "n1")
         with pytest.raises(ConfigError):
-            config.load(write("x = 1"), "n1")
+            configuration.load(write("x = 1"), "n1")
 
     @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "zeros", "writable", "directory", "fifo", "link"])
     def test_a_cache_that_is_damaged_or_not_ours_is_passed_over(self, write, monkeypatch, damage):
         self.settle(monkeypatch)
         path = write('mode = "enforce"')
-        config.load(path, "n1")
+        configuration.load(path, "n1")
         cache = Path(path + ".cache")
         blob = cache.read_bytes()
         if damage in ("cut", "flip", "empty", "zeros"):
@@ -72,14 +73,14 @@ class TestCache:
             {"directory": cache.mkdir, "fifo": lambda: os.mkfifo(cache), "link": lambda: cache.symlink_to(path)}[
                 damage
             ]()
-        assert config.load(path, "n1").mode == "enforce"
+        assert configuration.load(path, "n1").mode == "enforce"
 
     def test_the_hot_path_imports_neither_toml_nor_regular_expressions(self, write, monkeypatch):
         self.settle(monkeypatch)
         path = write("")
-        config.load(path, "n1")
+        configuration.load(path, "n1")
         code = (
-            f"import sys; from slurm_gpuhealth import config; config.load({path!r}, 'n1');"
+            f"import sys; from slurm_gpuhealth.config.load import load; load({path!r}, 'n1');"
             "print(sorted({'re', 'json', 'tomllib', 'typing', 'dataclasses', 'enum'} & sys.modules.keys()))"
         )
         done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -89,7 +90,7 @@ class TestCache:
 class TestOwnership:
     def refused(self, path, top) -> str:
         with pytest.raises(ConfigError) as caught:
-            config.refuse_if_writable_by_others(str(path), str(top))
+            configuration.refuse_if_writable_by_others(str(path), str(top))
         return str(caught.value)
 
     @pytest.fixture
@@ -101,8 +102,8 @@ class TestOwnership:
         return file
 
     def test_a_file_that_only_we_can_write_is_accepted(self, file, tmp_path):
-        config.refuse_if_writable_by_others(str(file), str(tmp_path))  # raises nothing
-        assert config.unsafe(str(file), str(tmp_path)) == []
+        configuration.refuse_if_writable_by_others(str(file), str(tmp_path))  # raises nothing
+        assert configuration.unsafe(str(file), str(tmp_path)) == []
 
     def test_a_file_that_others_can_write_is_refused_with_the_remedy(self, file, tmp_path):
         file.chmod(0o664)
@@ -125,13 +126,13 @@ class TestOwnership:
         (open_folder / "link").symlink_to(file)
         link = file.parent / "link.toml"
         link.symlink_to("../open/link")
-        config.refuse_if_writable_by_others(str(link), str(tmp_path))
+        configuration.refuse_if_writable_by_others(str(link), str(tmp_path))
         open_folder.chmod(0o777)
         assert str(open_folder) in self.refused(link, tmp_path)
 
     def test_a_loop_of_links_ends(self, tmp_path):
         (tmp_path / "a").symlink_to(tmp_path / "a")
-        config.unsafe(str(tmp_path / "a"), str(tmp_path))
+        configuration.unsafe(str(tmp_path / "a"), str(tmp_path))
 
     def test_the_folders_up_to_the_root_count(self, file):
-        assert any("/tmp" in one or "/" in one for one in config.unsafe(str(file))) or os.geteuid() != 0
+        assert any("/tmp" in one or "/" in one for one in configuration.unsafe(str(file))) or os.geteuid() != 0

@@ -7,11 +7,11 @@ import pytest
 import sqlalchemy as sql
 
 from slurm_gpuhealth.child import Completed
-from slurm_gpuhealth.correlate import acted, actions, rungs
-from slurm_gpuhealth.correlate.model import Suspicion, Term, Verdict
+from slurm_gpuhealth.config.settings import Correlate, Store
+from slurm_gpuhealth.controller import action_log, actions, lemons
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import claim
-from slurm_gpuhealth.settings import Correlate, Store
+from slurm_gpuhealth.outcomes import Suspicion, Term, Verdict
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm.node import JobRecord, parse_excluded
 from slurm_gpuhealth.store import schema
@@ -28,7 +28,7 @@ FAILED = JobRecord("FAILED", "NonZeroExitCode", True, 0, True, 1, 0, 1, "7", sta
 @pytest.fixture
 def slurm(monkeypatch):
     monkeypatch.setattr(claim, "settle", lambda *_, **__: "drained")
-    monkeypatch.setattr(rungs.time, "sleep", lambda _: None)
+    monkeypatch.setattr(lemons.time, "sleep", lambda _: None)
     made = Slurm(monkeypatch)
     made.add("n1")
     return made
@@ -41,7 +41,7 @@ def act(settings, tmp_path):
     def make(now=NOW, **wanted):
         store = Store(database=str(tmp_path / "store/cluster.db"))
         given = replace(settings, store=store, correlate=Correlate(**{"rungs": "off", **wanted}))
-        return acted.Act(given, open_store(given), now)
+        return action_log.Act(given, open_store(given), now)
 
     return make
 
@@ -140,11 +140,11 @@ def test_what_shadow_mode_wrote_down_does_not_keep_a_lemon_from_being_asked_when
 
 @pytest.mark.parametrize("error", [control.ControllerDown("no answer"), KeyboardInterrupt()])
 def test_a_lemon_that_could_not_be_asked_is_asked_by_the_next_run(slurm, act, monkeypatch, error):
-    one, ask = act(rungs="enforce"), rungs.asking.ask
-    monkeypatch.setattr(rungs.asking, "ask", lambda *_: (_ for _ in ()).throw(error))
+    one, ask = act(rungs="enforce"), lemons.asking.ask
+    monkeypatch.setattr(lemons.asking, "ask", lambda *_: (_ for _ in ()).throw(error))
     with contextlib.suppress(KeyboardInterrupt):
         actions.after(one, [], [LEMON])
-    monkeypatch.setattr(rungs.asking, "ask", ask)
+    monkeypatch.setattr(lemons.asking, "ask", ask)
     actions.after(one, [], [LEMON])
     assert slurm.orders == ["drain"]
 
@@ -159,14 +159,14 @@ def test_a_lemon_whose_claim_was_taken_back_for_the_budget_is_asked_again(slurm,
 
 def test_an_asking_that_a_kill_cut_short_is_done_again(slurm, act):
     one = act(rungs="enforce")
-    acted.begin(one, "rung", rungs._detail(LEMON), None, None, "n1")
+    action_log.begin(one, "rung", lemons._detail(LEMON), None, None, "n1")
     actions.after(one, [], [LEMON])
     assert slurm.orders == ["drain"]
 
 
 def test_an_asking_of_a_clock_that_was_years_ahead_does_not_count(slurm, act):
     one = act(NOW + 9e8, rungs="enforce")
-    acted.end(one, acted.begin(one, "rung", rungs._detail(LEMON), None, None, "n1"), "drained")
+    action_log.end(one, action_log.begin(one, "rung", lemons._detail(LEMON), None, None, "n1"), "drained")
     actions.after(act(rungs="enforce"), [], [LEMON])
     assert slurm.orders == ["drain"]
 

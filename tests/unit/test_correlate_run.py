@@ -11,13 +11,13 @@ import pytest
 import sqlalchemy as sql
 from click.testing import CliRunner
 
-from slurm_gpuhealth import lock
 from slurm_gpuhealth.commands import common
 from slurm_gpuhealth.commands.gpuhealth import main
-from slurm_gpuhealth.correlate import run
+from slurm_gpuhealth.config.settings import Correlate, Store
+from slurm_gpuhealth.controller import run
+from slurm_gpuhealth.controller.accounting import Taken
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Correlate, Store
-from slurm_gpuhealth.slurm.accounting import Taken
+from slurm_gpuhealth.node import lock
 from slurm_gpuhealth.store import judged, schema
 from slurm_gpuhealth.store.open import open_store, reading
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_dcgm_run import UUIDS, node  # noqa: F401 - the fixture
 
+from slurm_gpuhealth.config.settings import Gpus, Settings
 from slurm_gpuhealth.evidence import dcgm_health
-from slurm_gpuhealth.settings import Gpus, Settings
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "dcgm"
 KNOWN = {gpu: f"GPU-{gpu}" for gpu in range(4)}

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from slurm_gpuhealth import diagnose
+from slurm_gpuhealth.config.settings import Dcgm, Gpus, Settings
 from slurm_gpuhealth.diagnose import dcgmi, engine, model
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Dcgm, Gpus, Settings
 
 FAKES = Path(__file__).parents[1] / "fakes" / "dcgm"
 UUIDS = [f"GPU-0000000{n}-1111-2222-3333-444444444444" for n in range(4)]

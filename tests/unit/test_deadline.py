@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from slurm_gpuhealth import child, deadline, lock, record
+from slurm_gpuhealth import child, deadline
+from slurm_gpuhealth.config.settings import Paths, Row, Settings
 from slurm_gpuhealth.findings import Finding, Gpu
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Paths, Row, Settings
+from slurm_gpuhealth.node import lock, record
+from slurm_gpuhealth.node.journal import open_journal
 from tests.fakes import node
 from tests.lab import ROOT
 
@@ -19,7 +20,8 @@ SECONDS = 4.0
 GRACE = 1.5
 """For a machine that is busy."""
 HOOK = """\
-from slurm_gpuhealth import child, config
+from slurm_gpuhealth import child
+from slurm_gpuhealth.config import load as config
 from slurm_gpuhealth.diagnose import engine
 config.refuse_if_writable_by_others = lambda path: None
 from slurm_gpuhealth.ladder import budget, claim

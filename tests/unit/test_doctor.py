@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpuhealth import doctor, doctor_node
-from slurm_gpuhealth.commands import doctor as command
-from slurm_gpuhealth.doctor import Entry
+from slurm_gpuhealth.config.settings import Check, Dcgm, Epilog, Gpus, Paths, Prolog, Reboot, Settings, Sources
+from slurm_gpuhealth.doctor import look, node, slurm_conf
+from slurm_gpuhealth.doctor.slurm_conf import Entry
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Check, Dcgm, Epilog, Gpus, Paths, Prolog, Reboot, Settings, Sources
 from slurm_gpuhealth.slurm.node import parse_config
 
 CORPUS = Path(__file__).parents[1] / "corpus/slurm"
@@ -38,7 +37,7 @@ def judge(version=(24, 11, 5), settings=None, listing=LISTING, written=None, **c
     """GOOD with `changes` (None takes the key away), judged."""
     config = {**parse_config(GOOD), **{key: value and (value,) for key, value in changes.items()}}
     config = {key: value or () for key, value in config.items()}
-    return doctor.judge_slurm_conf(config, version, settings or Settings(), listing, written, "n1")
+    return slurm_conf.judge_slurm_conf(config, version, settings or Settings(), listing, written, "n1")
 
 
 def prolog(*entries):
@@ -62,10 +61,10 @@ def bad(lines):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_real_configurations_of_every_release(version):
     config = parse_config((CORPUS / version / "scontrol_show_config.txt").read_text())
-    assert doctor.version_of(config)[:2] == tuple(map(int, version.split(".")))
-    files = {key: config[key][0] for key in doctor.PROGRAMS}
-    listing = {path: [Entry(path, starts=doctor.PROGRAMS[key])] for key, path in files.items()}
-    lines = doctor.judge_slurm_conf(config, doctor.version_of(config), Settings(), listing, {}, "n1")
+    assert slurm_conf.version_of(config)[:2] == tuple(map(int, version.split(".")))
+    files = {key: config[key][0] for key in slurm_conf.PROGRAMS}
+    listing = {path: [Entry(path, starts=slurm_conf.PROGRAMS[key])] for key, path in files.items()}
+    lines = slurm_conf.judge_slurm_conf(config, slurm_conf.version_of(config), Settings(), listing, {}, "n1")
     assert bad(lines) == {"prolog-flags": "warn", "nohold": "warn", "interval": "warn"}
     assert {line.check for line in lines} > {"prolog", "epilog", "healthcheckprogram", "power", "node-state"}
 
@@ -79,7 +78,7 @@ def test_what_the_install_guide_says_to_wire_is_what_the_doctor_wants():
     guide = (Path(__file__).parents[2] / "docs/install.md").read_text()
     wiring = guide.partition("```conf\n")[2].partition("```")[0]
     config = {key: (value,) for key, _, value in (line.partition("=") for line in wiring.split())}
-    assert bad(doctor.judge_slurm_conf(config, (22, 5), Settings(), LISTING)) == {}
+    assert bad(slurm_conf.judge_slurm_conf(config, (22, 5), Settings(), LISTING)) == {}
 
 
 @pytest.mark.parametrize("line", judge(listing=prolog(), PrologFlags=None, HealthCheckInterval="0 sec"))
@@ -156,7 +155,7 @@ def test_a_hook_that_others_can_change(unsafe, expected):
 
 
 def test_slurm_that_heeds_only_the_last_of_several_lines():
-    written = doctor.parse_written("Prolog=/a/*\nprolog = /etc/slurm/prolog.d/*  # ours\n#Prolog=/c\n")
+    written = slurm_conf.parse_written("Prolog=/a/*\nprolog = /etc/slurm/prolog.d/*  # ours\n#Prolog=/c\n")
     assert written == {"prolog": ("/a/*", "/etc/slurm/prolog.d/*")}
     assert level(judge(written=written), "prolog-lines") == "warn"
     assert level(judge(written={"prolog": ("/a",)}), "prolog-lines") == ""
@@ -283,16 +282,16 @@ def test_slurmd_must_be_roots():
 def test_a_refused_configuration_names_the_command_that_mends_it():
     unsafe = "/etc/gpuhealth can be written by others (mode 0777): chmod go-w /etc/gpuhealth"
     broken = "/etc/gpuhealth/gpuhealth.toml:3: slurm.timeout: expected a duration, not 5"
-    first, second = doctor_node.judge_configuration("/x", [unsafe, broken], Settings())
+    first, second = node.judge_configuration("/x", [unsafe, broken], Settings())
     assert (first.level, first.remedy) == ("FAIL", "chmod go-w /etc/gpuhealth")
     assert (second.level, second.remedy) == ("FAIL", "gpuhealth config check")
     assert "expected a duration, not 5" in second.what
 
 
 def test_shadow_and_sources_that_are_off_are_told():
-    assert bad(doctor_node.judge_configuration("/x", [], Settings())) == {"mode": "warn"}
+    assert bad(node.judge_configuration("/x", [], Settings())) == {"mode": "warn"}
     settings = Settings(mode="enforce", sources=Sources(kernel="off"))
-    assert bad(doctor_node.judge_configuration("/x", [], settings)) == {"sources": "warn"}
+    assert bad(node.judge_configuration("/x", [], settings)) == {"sources": "warn"}
 
 
 @pytest.mark.parametrize(
@@ -300,7 +299,7 @@ def test_shadow_and_sources_that_are_off_are_told():
     [("No such file", "warn"), ((5, 0o40700), "FAIL"), ((0, 0o40755), "warn"), ((0, 0o40700), "ok")],
 )
 def test_the_journals_folder(found, expected):
-    assert doctor_node.judge_folder("state", "/s", found).level == expected
+    assert node.judge_folder("state", "/s", found).level == expected
 
 
 NOW = 1_800_000_000.0
@@ -323,7 +322,7 @@ WELL = {"trouble": "", "checked": NOW - 20, "failure": None, "sources": {}, "gre
     ],
 )
 def test_what_the_journal_tells(changes, check, expected):
-    assert level(list(doctor_node.judge_journal({**WELL, **changes}, Settings(), NOW)), check) == expected
+    assert level(list(node.judge_journal({**WELL, **changes}, Settings(), NOW)), check) == expected
 
 
 @pytest.mark.parametrize(
@@ -336,7 +335,7 @@ def test_what_the_journal_tells(changes, check, expected):
     ],
 )
 def test_the_kernel_log(error, mode, root, expected):
-    assert doctor_node.judge_kernel_log("/dev/kmsg", error, mode, root).level == expected
+    assert node.judge_kernel_log("/dev/kmsg", error, mode, root).level == expected
 
 
 @pytest.mark.parametrize(
@@ -354,7 +353,7 @@ def test_the_kernel_log(error, mode, root, expected):
 )
 def test_gpus_that_slurm_and_the_driver_have(offered, driven, configured, expected):
     settings = Settings(gpus=Gpus(count=8))
-    assert bad(doctor_node.judge_gpus(offered, driven, configured, settings)) == expected
+    assert bad(node.judge_gpus(offered, driven, configured, settings)) == expected
 
 
 ENGINE = {"answers": True, "error": "", "version": "4.4.1", "seen": 8, "last": "4.4.1"}
@@ -375,19 +374,19 @@ ENGINE = {"answers": True, "error": "", "version": "4.4.1", "seen": 8, "last": "
     ],
 )
 def test_dcgm(changes, expected):
-    assert bad(doctor_node.judge_dcgm(Dcgm(), {**ENGINE, **changes}, 8)) == expected
+    assert bad(node.judge_dcgm(Dcgm(), {**ENGINE, **changes}, 8)) == expected
 
 
 def test_dcgm_that_is_off_is_not_judged():
-    assert [line.level for line in doctor_node.judge_dcgm(Dcgm(backend="off"), {}, 8)] == ["skip"]
+    assert [line.level for line in node.judge_dcgm(Dcgm(backend="off"), {}, 8)] == ["skip"]
 
 
 def test_several_slurmd_need_a_journal_each():
     shared = Settings(paths=Paths(state="/var/lib/gpuhealth/n1"))
-    assert "/run/gpuhealth" in doctor_node.judge_slurmds(2, "n1", shared).what
-    assert doctor_node.judge_slurmds(1, "n1", shared) is None
+    assert "/run/gpuhealth" in node.judge_slurmds(2, "n1", shared).what
+    assert node.judge_slurmds(1, "n1", shared) is None
     own = Settings(paths=Paths(state="/var/lib/gpuhealth/n1", run="/run/gpuhealth/n1"))
-    assert doctor_node.judge_slurmds(2, "n1", own) is None
+    assert node.judge_slurmds(2, "n1", own) is None
 
 
 # ---- what is gathered
@@ -400,7 +399,8 @@ def test_hooks_are_listed_as_slurm_finds_them(tmp_path):
     hooks = tmp_path / "prolog.d"
     hooks.mkdir()
     for name, text, mode in (
-        ("50-gpuhealth", f"#!/bin/sh\n{python} -I -c '\nfrom slurm_gpuhealth.commands.prolog import main\n'\n", 0o755),
+        ("50-gpuhealth", f"#!/bin/sh\n{python} -I -c '\nfrom slurm_gpuhealth.hooks.prolog import main\n'\n", 0o755),
+        ("60-before", f"#!/bin/sh\n{python} -I -c '\nfrom slurm_gpuhealth.{'commands'}.prolog import main'\n", 0o755),
         ("40-gone", "#!/bin/sh\nexec /nowhere/bin/gpuhealth-prolog\n", 0o755),
         ("30-comment", "#!/bin/sh\n# exec /opt/gpuhealth/bin/gpuhealth-prolog\n", 0o755),
         ("20-off", "#!/bin/sh\n", 0o644),
@@ -411,13 +411,14 @@ def test_hooks_are_listed_as_slurm_finds_them(tmp_path):
     (hooks / "folder").mkdir()
     (hooks / "dangling").symlink_to("/nowhere")
     os.mkfifo(hooks / "pipe", 0o755)
-    found = {os.path.basename(one.path): one for one in command.list_hooks(f"{hooks}/*")}
-    assert set(found) == {"50-gpuhealth", "40-gone", "30-comment", "20-off", "folder", "dangling", "pipe"}
+    found = {os.path.basename(one.path): one for one in look.list_hooks(f"{hooks}/*")}
+    assert set(found) == {"60-before", "50-gpuhealth", "40-gone", "30-comment", "20-off", "folder", "dangling", "pipe"}
     assert (found["50-gpuhealth"].starts, found["50-gpuhealth"].lacks) == ("prolog", "")
+    assert (found["60-before"].starts, found["60-before"].lacks) == ("prolog", "")
     assert (found["40-gone"].starts, found["40-gone"].lacks) == ("prolog", "/nowhere/bin/gpuhealth-prolog")
     assert found["30-comment"].starts == ""
     assert (found["20-off"].runs, found["folder"].kind, found["dangling"].kind) == (False, "folder", "missing")
-    assert [one.kind for one in command.list_hooks("/nowhere/hook")] == ["missing"]
+    assert [one.kind for one in look.list_hooks("/nowhere/hook")] == ["missing"]
     lines = list(judge(listing=prolog(found["dangling"])))
     line = next(one for one in lines if "does not exist" in one.what)
     assert "dangling (a link to /nowhere) does not exist" in line.what
@@ -426,7 +427,7 @@ def test_hooks_are_listed_as_slurm_finds_them(tmp_path):
 
 def test_folders_of_a_node_that_are_not_there_are_named_and_no_traceback_is_the_answer(tmp_path):
     settings = Settings(paths=Paths(proc=str(tmp_path / "n7/proc"), sys=str(tmp_path), dev=str(tmp_path)))
-    (line,) = command._node(settings, "n7", None)
+    (line,) = look._node(settings, "n7", None)
     assert (line.level, line.check) == ("FAIL", "paths")
     assert f"proc = {tmp_path}/n7/proc in [paths]: not there" in line.what
     assert "--node NAME" in line.remedy
@@ -435,7 +436,7 @@ def test_folders_of_a_node_that_are_not_there_are_named_and_no_traceback_is_the_
 @pytest.mark.parametrize("program", ["prolog", "epilog"])
 def test_our_own_scripts_are_known_as_ours(program):
     script = Path(__file__).parents[2] / f"scripts/{program}.d/50-gpuhealth"
-    entry = command.list_hooks(str(script))[0]
+    entry = look.list_hooks(str(script))[0]
     assert (entry.starts, entry.runs) == (program, True)
     assert entry.lacks in ("", "/opt/gpuhealth/bin/python")
 
@@ -453,4 +454,4 @@ def test_our_own_scripts_are_known_as_ours(program):
 def test_gpus_of_a_node_record(gres, count):
     from slurm_gpuhealth.slurm.node import NodeRecord
 
-    assert command._configured(NodeRecord("n1", "IDLE", frozenset(), gres=gres)) == count
+    assert look._configured(NodeRecord("n1", "IDLE", frozenset(), gres=gres)) == count

@@ -2,9 +2,9 @@
 
 import pytest
 
-from slurm_gpuhealth import doctor_ladder
+from slurm_gpuhealth.config.settings import Dcgm, Ladder, Model, Reboot, Repair, Reset, Settings, Sources, Sweep
+from slurm_gpuhealth.doctor import ladder
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Dcgm, Ladder, Model, Reboot, Repair, Reset, Settings, Sources, Sweep
 
 REBOOTS = Settings(reboot=Reboot(enabled=True))
 
@@ -29,18 +29,18 @@ def bad(lines):
     ],
 )
 def test_a_reboot_needs_a_program_and_time(config, expected):
-    assert bad(doctor_ladder.judge_slurm_conf(config, REBOOTS)) == expected
-    assert bad(doctor_ladder.judge_slurm_conf(config, Settings())) == {}
+    assert bad(ladder.judge_slurm_conf(config, REBOOTS)) == expected
+    assert bad(ladder.judge_slurm_conf(config, Settings())) == {}
 
 
 def test_a_scheduler_that_reads_extra_itself_is_told():
     config = {"SchedulerParameters": ("bf_continue,extra_constraints",)}
-    (line,) = doctor_ladder.judge_slurm_conf(config, Settings())
+    (line,) = ladder.judge_slurm_conf(config, Settings())
     assert (line.level, line.remedy) == ("warn", "in slurm.conf: SchedulerParameters=bf_continue")
 
 
 def test_what_is_on_and_off_by_default_is_said():
-    (line,) = doctor_ladder.judge_settings(Settings(), "")
+    (line,) = ladder.judge_settings(Settings(), "")
     assert (line.level, "off: reset, reboot, repair, sweep" in line.what) == ("ok", True)
 
 
@@ -59,7 +59,7 @@ def test_what_is_on_and_off_by_default_is_said():
     ],
 )
 def test_settings_with_which_nothing_can_be_proven(settings, expected):
-    assert bad(doctor_ladder.judge_settings(settings, "NVIDIA H100 80GB HBM3")) == expected
+    assert bad(ladder.judge_settings(settings, "NVIDIA H100 80GB HBM3")) == expected
 
 
 NO_PROGRAM = {"/usr/bin/nvidia-smi": False, "/usr/bin/systemctl": False, "/opt/mend": False}
@@ -67,18 +67,18 @@ ALL = dict.fromkeys(NO_PROGRAM, True)
 
 
 def test_programs_of_rungs_that_are_on_must_be_there():
-    assert bad(doctor_ladder.judge_programs(Settings(), NO_PROGRAM, [])) == {}
+    assert bad(ladder.judge_programs(Settings(), NO_PROGRAM, [])) == {}
     resets = Settings(reset=Reset(enabled=True))
-    assert [line.level for line in doctor_ladder.judge_programs(resets, NO_PROGRAM, [])] == ["FAIL", "FAIL"]
-    assert bad(doctor_ladder.judge_programs(resets, ALL, [])) == {}
+    assert [line.level for line in ladder.judge_programs(resets, NO_PROGRAM, [])] == ["FAIL", "FAIL"]
+    assert bad(ladder.judge_programs(resets, ALL, [])) == {}
 
 
 def test_a_repair_program_must_be_there_and_roots_alone():
     repairs = Settings(repair=Repair(command=("/opt/mend", "-x")))
-    assert bad(doctor_ladder.judge_programs(repairs, ALL, [])) == {}
-    assert bad(doctor_ladder.judge_programs(repairs, NO_PROGRAM, [])) == {"repair": "FAIL"}
+    assert bad(ladder.judge_programs(repairs, ALL, [])) == {}
+    assert bad(ladder.judge_programs(repairs, NO_PROGRAM, [])) == {"repair": "FAIL"}
     unsafe = ["/opt can be written by others (mode 0777): chmod go-w /opt"]
-    (line,) = doctor_ladder.judge_programs(repairs, ALL, unsafe)
+    (line,) = ladder.judge_programs(repairs, ALL, unsafe)
     assert (line.level, line.remedy) == ("FAIL", "chmod go-w /opt")
 
 
@@ -93,15 +93,15 @@ def test_a_repair_program_must_be_there_and_roots_alone():
     ],
 )
 def test_a_restart_of_slurmd_must_leave_the_worker_alive(unit, expected):
-    assert [line.level for line in doctor_ladder.judge_unit(unit)] == expected
+    assert [line.level for line in ladder.judge_unit(unit)] == expected
 
 
 def test_a_comment_beside_which_ours_has_no_place():
-    assert bad(doctor_ladder.judge_remarks('rack "7"', "", "n1")) == {}
-    assert bad(doctor_ladder.judge_remarks("rack\n7", "", "n1")) == {"remarks": "warn"}
-    assert bad(doctor_ladder.judge_remarks("", "rack\n7", "n1")) == {"remarks": "warn"}
+    assert bad(ladder.judge_remarks('rack "7"', "", "n1")) == {}
+    assert bad(ladder.judge_remarks("rack\n7", "", "n1")) == {"remarks": "warn"}
+    assert bad(ladder.judge_remarks("", "rack\n7", "n1")) == {"remarks": "warn"}
 
 
 def test_sweeps_in_shadow_are_not_complained_of_twice():
     settings = replace(Settings(sweep=Sweep(enabled=True)), mode="shadow")
-    assert bad(doctor_ladder.judge_settings(settings, "")) == {}
+    assert bad(ladder.judge_settings(settings, "")) == {}

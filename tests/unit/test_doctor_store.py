@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sql
 
-from slurm_gpuhealth import doctor_store
+from slurm_gpuhealth.config.settings import Correlate, Paths, Settings, Store
+from slurm_gpuhealth.doctor import store
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Correlate, Paths, Settings, Store
 from slurm_gpuhealth.slurm.node import parse_config
 from slurm_gpuhealth.store import schema
 from slurm_gpuhealth.store.open import open_store
@@ -25,7 +25,7 @@ ACCOUNTING = {
 
 
 def bad(settings, facts, error=""):
-    lines = list(doctor_store.judge(settings, facts, error, NOW))
+    lines = list(store.judge(settings, facts, error, NOW))
     assert all(line.remedy for line in lines if line.level != "ok")
     return {line.check: line.level for line in lines if line.level != "ok"}
 
@@ -56,17 +56,17 @@ def test_a_password_file_that_others_can_read_is_told_with_its_remedy(tmp_path):
     path.write_text("")
     path.chmod(0o644)
     settings = replace(DATABASE, store=replace(DATABASE.store, password_file=str(path)))
-    (line,) = doctor_store.examine(settings, None, NOW)
+    (line,) = store.examine(settings, None, NOW)
     assert (line.level, line.remedy) == ("FAIL", f"chmod 600 {path}")
 
 
 def test_a_shared_directory_is_looked_at_and_the_outbox_counted(tmp_path, journal):
     settings = replace(FILES, store=replace(FILES.store, url=f"file://{tmp_path}/shared"))
-    (line,) = doctor_store.examine(settings, journal, NOW)
+    (line,) = store.examine(settings, journal, NOW)
     assert "No such file" in line.what
     os.mkdir(tmp_path / "shared", 0o700)
     journal.write("INSERT INTO outbox (kind, id, sub, time, bytes) VALUES ('finding', 1, 1, 5.0, 400)")
-    told = {line.check: line.level for line in doctor_store.examine(settings, journal, NOW)}
+    told = {line.check: line.level for line in store.examine(settings, journal, NOW)}
     assert told == {"store": "ok", "outbox": "warn"}
 
 
@@ -77,7 +77,7 @@ def test_a_shared_directory_or_a_file_in_it_that_is_not_roots_is_told(tmp_path):
     folder.mkdir(0o755)
 
     def told():
-        (line,) = doctor_store.examine(settings, None, NOW)
+        (line,) = store.examine(settings, None, NOW)
         assert line.level == "ok" or line.remedy
         return line.level, line.what
 
@@ -97,7 +97,7 @@ def test_a_shared_directory_or_a_file_in_it_that_is_not_roots_is_told(tmp_path):
 @pytest.mark.parametrize("version", ["22.05", "24.11", "25.11", "26.05"])
 def test_real_configurations_count_gpus(version):
     config = parse_config((CORPUS / version / "scontrol_show_config.txt").read_text())
-    assert [line.level for line in doctor_store.judge_slurm_conf(config, FILES)] == ["ok"]
+    assert [line.level for line in store.judge_slurm_conf(config, FILES)] == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_real_configurations_count_gpus(version):
 )
 def test_accounting_that_does_not_tell_who_held_gpus_is_told(changes, settings, level):
     config = {**ACCOUNTING, **changes}
-    lines = list(doctor_store.judge_slurm_conf({key: (value,) for key, value in config.items()}, settings))
+    lines = list(store.judge_slurm_conf({key: (value,) for key, value in config.items()}, settings))
     assert [line.level for line in lines] == [level][: bool(level)]
     if "license/x" in config["AccountingStorageTRES"]:
         assert "AccountingStorageTRES=license/x,gres/gpumem,gres/gpu;" in lines[0].remedy
@@ -134,7 +134,7 @@ def test_accounting_that_does_not_tell_who_held_gpus_is_told(changes, settings, 
 )
 def test_what_keeps_correlate_from_what_it_is_to_do_is_told(config, correlate, checks):
     settings = Settings(correlate=Correlate(**correlate))
-    lines = doctor_store.judge_slurm_conf({key: (value,) for key, value in config.items()}, settings)
+    lines = store.judge_slurm_conf({key: (value,) for key, value in config.items()}, settings)
     assert [line.check for line in lines] == checks
 
 
@@ -149,7 +149,7 @@ def test_what_keeps_correlate_from_what_it_is_to_do_is_told(config, correlate, c
     ],
 )
 def test_on_the_controller_it_is_told_whether_correlate_runs_and_hears_of_the_nodes(ran, facts, error, levels):
-    lines = list(doctor_store.judge_controller(ran, facts, error, NOW))
+    lines = list(store.judge_controller(ran, facts, error, NOW))
     assert {line.check: line.level for line in lines} == levels
     assert all(line.remedy for line in lines if line.level == "warn")
 
@@ -164,12 +164,12 @@ def test_a_node_that_tells_nothing_of_the_gpu_jobs_that_ended_there_is_named(tmp
             db.execute(sql.insert(schema.attempt_node).values(**key, node=name, start=now - 9000, end=now - ago))
         for name, ago in (("n1", 7000), ("n2", 8000)):
             db.execute(sql.insert(schema.node).values(node=name, journal="j", last_shipped=now - ago))
-    assert doctor_store.silent(settings, now) == {"nodes": 2, "silent": ["n2"]}
+    assert store.silent(settings, now) == {"nodes": 2, "silent": ["n2"]}
 
 
 def test_a_node_where_correlate_does_not_run_and_a_cluster_without_a_store_hear_nothing_of_it(tmp_path):
     settings = replace(FILES, paths=Paths(run=str(tmp_path)))
-    assert list(doctor_store.examine_controller(settings, True, NOW)) == []
-    assert list(doctor_store.examine_controller(replace(settings, store=Store()), False, NOW)) == []
-    (line,) = doctor_store.examine_controller(settings, False, NOW)
+    assert list(store.examine_controller(settings, True, NOW)) == []
+    assert list(store.examine_controller(replace(settings, store=Store()), False, NOW)) == []
+    (line,) = store.examine_controller(settings, False, NOW)
     assert (line.level, "never ran" in line.what) == ("warn", True)

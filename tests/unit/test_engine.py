@@ -7,12 +7,12 @@ import random
 
 import pytest
 
+from slurm_gpuhealth.config.settings import Suspicion
 from slurm_gpuhealth.correlate import suspicion
 from slurm_gpuhealth.correlate.engine import AppState, Correlator, FleetState, NodeState, State
-from slurm_gpuhealth.correlate.model import Attempt, Event, Reading
 from slurm_gpuhealth.correlate.tally import Without
 from slurm_gpuhealth.correlate.weights import grid
-from slurm_gpuhealth.settings import Suspicion
+from slurm_gpuhealth.outcomes import Attempt, Event, Reading
 
 NOW = 1_760_000_000.0
 HOUR = 3600.0

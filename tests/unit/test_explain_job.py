@@ -13,10 +13,10 @@ from slurm_gpuhealth import child
 from slurm_gpuhealth.child import Completed
 from slurm_gpuhealth.commands import explain_job
 from slurm_gpuhealth.commands.gpuhealth import main
+from slurm_gpuhealth.config.settings import Store
 from slurm_gpuhealth.correlate import words
-from slurm_gpuhealth.correlate.model import Suspicion, Term, Verdict
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Store
+from slurm_gpuhealth.outcomes import Suspicion, Term, Verdict
 from slurm_gpuhealth.slurm import control, remark
 from slurm_gpuhealth.slurm.node import NodeRecord
 from slurm_gpuhealth.store import judged, schema

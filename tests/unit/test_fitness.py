@@ -5,14 +5,16 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import diagnostic, fitness, jobs, lock, record
+from slurm_gpuhealth.config.settings import Epilog
 from slurm_gpuhealth.diagnose import model
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Epilog
+from slurm_gpuhealth.hooks import fitness
+from slurm_gpuhealth.node import jobs, lock, record
+from slurm_gpuhealth.node import run_level as diagnostic
+from slurm_gpuhealth.node.environment import Job
+from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm import control
-from slurm_gpuhealth.slurm.environment import Job
 from slurm_gpuhealth.slurm.node import JobRecord
 
 NOW = time.time()
@@ -188,7 +190,7 @@ def test_prologs_that_waited_for_a_reading_that_hung_do_not_try_it_one_after_the
         time.sleep(0.3)
         journal.put("sources", {"nvml": {"time": now, "seconds": time.time() - now, "error": "timeout"}})
 
-    monkeypatch.setattr("slurm_gpuhealth.watch.source", hang)
+    monkeypatch.setattr("slurm_gpuhealth.node.watch.source", hang)
     threads = [
         threading.Thread(
             target=lambda: fitness._read_nvml(

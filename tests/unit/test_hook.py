@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-RUN = "from slurm_gpuhealth import hook, say; {}; hook.run(body)"
+RUN = "from slurm_gpuhealth.node import hook; from slurm_gpuhealth import say; {}; hook.run(body)"
 WAITS = "import time\ndef body():\n    print('up', flush=True); time.sleep(60)"
 
 

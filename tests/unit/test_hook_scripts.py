@@ -1,5 +1,6 @@
 """The scripts that Slurm runs: only a decision of ours may drain a node, and no environment is obeyed."""
 
+import importlib
 import subprocess
 from pathlib import Path
 
@@ -14,12 +15,12 @@ def hook(tmp_path):
 
     def run(kind, body, **env):
         home = tmp_path / "venv"
-        commands = home / "lib/slurm_gpuhealth/commands"
-        commands.mkdir(parents=True, exist_ok=True)
+        hooks = home / "lib/slurm_gpuhealth/hooks"
+        hooks.mkdir(parents=True, exist_ok=True)
         (home / "bin").mkdir(exist_ok=True)
-        for package in (commands.parent, commands):
+        for package in (hooks.parent, hooks):
             (package / "__init__.py").write_text("")
-        (commands / f"{kind}.py").write_text(body)
+        (hooks / f"{kind}.py").write_text(body)
         # -I heeds no PYTHONPATH, so the stand-in for a venv's python adds its own packages
         python = home / "bin/python"
         path = f"import sys; sys.path.insert(0, {str(home / 'lib')!r})"
@@ -61,6 +62,12 @@ def test_a_job_without_gpus_starts_no_program(hook, tmp_path):
 
 def test_an_epilog_never_fails(hook):
     assert hook("epilog", exits(1)).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["prolog", "epilog"])
+def test_a_copy_of_the_script_that_names_the_module_of_before_still_starts_the_program(kind):
+    before = importlib.import_module(f"slurm_gpuhealth.commands.{kind}")
+    assert before.main is importlib.import_module(f"slurm_gpuhealth.hooks.{kind}").main
 
 
 @pytest.mark.parametrize("kind", ["prolog", "epilog"])

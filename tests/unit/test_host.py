@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from slurm_gpuhealth import child
+from slurm_gpuhealth.config.settings import Host, Paths, Settings
 from slurm_gpuhealth.evidence import host
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Host, Paths, Settings
 
 NOW = 1_800_000_000.0
 

@@ -1,9 +1,9 @@
 import time
 
-from slurm_gpuhealth import identity
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Paths, Settings
-from slurm_gpuhealth.slurm.environment import Job
+from slurm_gpuhealth.config.settings import Paths, Settings
+from slurm_gpuhealth.node import identity
+from slurm_gpuhealth.node.environment import Job
+from slurm_gpuhealth.node.journal import open_journal
 from tests.fakes.node import load, make_node
 
 
@@ -85,9 +85,9 @@ def test_without_slurms_list_the_whole_node_stands_for_the_job(tmp_path, monkeyp
 
 
 def test_after_a_reboot_an_address_is_the_gpu_that_is_there_now(tmp_path, monkeypatch):
-    from slurm_gpuhealth import watch
+    from slurm_gpuhealth.config.settings import Row
     from slurm_gpuhealth.frozen import replace
-    from slurm_gpuhealth.settings import Row
+    from slurm_gpuhealth.node import watch
     from tests.fakes import node as fakes
 
     settings, journal, scenario = node(tmp_path)

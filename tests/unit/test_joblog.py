@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpuhealth import child, joblog, jobs, rights
-from slurm_gpuhealth.correlate.model import Cited, Reading, to_dict
+from slurm_gpuhealth import child
+from slurm_gpuhealth.config.settings import JobLog
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import JobLog
-from slurm_gpuhealth.slurm.environment import Job
+from slurm_gpuhealth.logs.reading import to_dict, validated
+from slurm_gpuhealth.node import joblog, jobs, rights
+from slurm_gpuhealth.node.environment import Job
+from slurm_gpuhealth.outcomes import Cited, Reading
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="to become another user one must be root")
 GAMES = pwd.getpwnam("games")
@@ -50,10 +52,10 @@ def classify(text):
 @pytest.fixture
 def classifier(monkeypatch):
     """The classifier of job logs, replaced by `classify`, or by what a test sets as its `read_text`."""
-    stand_in = types.ModuleType("slurm_gpuhealth.correlate.logs")
+    stand_in = types.ModuleType("slurm_gpuhealth.logs.read")
     stand_in.read_text = classify
-    monkeypatch.setitem(sys.modules, "slurm_gpuhealth.correlate.logs", stand_in)
-    monkeypatch.setattr("slurm_gpuhealth.correlate.logs", stand_in, raising=False)
+    monkeypatch.setitem(sys.modules, "slurm_gpuhealth.logs.read", stand_in)
+    monkeypatch.setattr("slurm_gpuhealth.logs.read", stand_in, raising=False)
     return stand_in
 
 
@@ -526,8 +528,8 @@ def answer(**changes):
 
 
 def test_a_good_answer_comes_through_whole():
-    assert to_dict(joblog.validated(answer())) == GOOD
-    assert joblog.validated(b"null") is None
+    assert to_dict(validated(answer())) == GOOD
+    assert validated(b"null") is None
 
 
 @pytest.mark.parametrize(
@@ -546,22 +548,22 @@ def test_a_good_answer_comes_through_whole():
 )  # fmt: skip
 def test_an_answer_that_is_none_is_refused(said):
     with pytest.raises(ValueError):  # noqa: PT011 - also json's own
-        joblog.validated(said)
+        validated(said)
 
 
 def test_texts_are_cut_and_control_characters_shown():
-    long = joblog.validated(answer(advice="\x1b]0;\n" + "x" * 5000, evidence=["\u202e"] * 99, hosts=["h" * 999] * 99))
+    long = validated(answer(advice="\x1b]0;\n" + "x" * 5000, evidence=["\u202e"] * 99, hosts=["h" * 999] * 99))
     assert long.advice == "?]0;?" + "x" * 495
     assert long.evidence == ("?",) * 20
     assert long.hosts == ("h" * 255,) * 20
-    assert joblog.validated(answer(cause={**GOOD["cause"], "text": "\ud800"})).cause.text == "?"
+    assert validated(answer(cause={**GOOD["cause"], "text": "\ud800"})).cause.text == "?"
 
 
 def test_an_answer_that_is_too_long_is_cut_and_then_none():
     done = child.told(lambda: answer(advice="x" * 1_000_000), timeout=5, limit=joblog.ANSWER)
     assert len(done.stdout) == joblog.ANSWER
     with pytest.raises(ValueError):  # noqa: PT011 - also json's own
-        joblog.validated(done.stdout)
+        validated(done.stdout)
 
 
 def test_the_longest_reading_fits():

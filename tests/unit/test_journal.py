@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Paths
+from slurm_gpuhealth.config.settings import Paths
+from slurm_gpuhealth.node.journal import open_journal
 
 
 @pytest.fixture
@@ -234,8 +234,8 @@ def test_a_journal_that_is_a_folder_or_of_another_version_stops_nothing(paths):
 
 def test_killed_at_any_moment_the_next_program_finds_a_good_journal(paths):
     code = f"""
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Paths
+from slurm_gpuhealth.node.journal import open_journal
+from slurm_gpuhealth.config.settings import Paths
 journal = open_journal(Paths(state={paths.state!r}, run={paths.run!r}))
 n = journal.get("n", 0)
 print(n, flush=True)

@@ -8,11 +8,12 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import act, decisions, hook, journal_sound, record
-from slurm_gpuhealth.commands import check
+from slurm_gpuhealth.config.settings import Paths, Row, Settings, Sources
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import NAME, open_journal
-from slurm_gpuhealth.settings import Paths, Row, Settings, Sources
+from slurm_gpuhealth.hooks import check
+from slurm_gpuhealth.node import decisions, held, hook, journal_sound, record
+from slurm_gpuhealth.node.journal import open_journal
+from slurm_gpuhealth.node.journal_file import NAME
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm.node import NodeRecord
 
@@ -46,10 +47,10 @@ class Node:
             self.says("all is well")
         monkeypatch.setenv("SLURMD_NODENAME", "n1")
         monkeypatch.setattr("slurm_gpuhealth.config.load", lambda node: self.settings)
-        monkeypatch.setattr("slurm_gpuhealth.config.refuse_if_writable_by_others", lambda path: None)
-        monkeypatch.setattr("slurm_gpuhealth.identity.learn", lambda *_, **__: None)
+        monkeypatch.setattr("slurm_gpuhealth.config.load.refuse_if_writable_by_others", lambda path: None)
+        monkeypatch.setattr("slurm_gpuhealth.node.identity.learn", lambda *_, **__: None)
         monkeypatch.setattr("slurm_gpuhealth.ladder.worker.start", self.start_worker)
-        monkeypatch.setattr("slurm_gpuhealth.hook.set_handler", lambda *_: None)
+        monkeypatch.setattr("slurm_gpuhealth.node.hook.set_handler", lambda *_: None)
         monkeypatch.setattr("slurm_gpuhealth.say.say", lambda *_, **__: None)
         monkeypatch.setattr(control, "show_node", lambda *_: self.record)
         self.record = NodeRecord("n1", "IDLE", frozenset({"DRAIN"}), OURS, "root", time.time(), gres="gpu:h100:8")
@@ -186,7 +187,7 @@ def test_a_scribbled_journal_is_opened_or_set_aside_and_the_next_check_looks_at_
         assert journal.get("failure", {"time": 0})["time"] < before, what
         assert node.seen() == {"79": "shadow", "95": "shadow"}, what
         if climbing:
-            act.look_at_hold(node.settings, journal, "n1", time.time())
+            held.look_at_hold(node.settings, journal, "n1", time.time())
             assert journal.get("hold")["reason"] == OURS, what
         journal.db.close()
         node.run(node.read_and_write_all)
@@ -244,7 +245,7 @@ def test_an_xid_after_the_last_look_is_judged_although_the_journal_was_lost(node
 @LOST
 def test_an_xid_that_had_its_decision_does_not_drain_again_though_the_journal_was_lost(node, lose, monkeypatch):
     node.settings = replace(node.settings, mode="enforce")
-    monkeypatch.setattr("slurm_gpuhealth.act._spread", lambda node: None)
+    monkeypatch.setattr("slurm_gpuhealth.ladder.drain._spread", lambda node: None)
     node.check()
     node.record = replace(node.record, reason="PSU, JD")  # an admin holds it, and resumes it when he is done
     node.xid(79)
@@ -262,7 +263,7 @@ def test_an_xid_that_had_its_decision_does_not_drain_again_though_the_journal_wa
 @LOST
 def test_a_fault_that_still_waited_for_its_decision_is_judged_when_the_journal_was_lost(node, lose, monkeypatch):
     node.settings = replace(node.settings, mode="enforce")
-    monkeypatch.setattr("slurm_gpuhealth.act._spread", lambda node: None)
+    monkeypatch.setattr("slurm_gpuhealth.ladder.drain._spread", lambda node: None)
     monkeypatch.setattr(control, "show_node", silent)
     node.check()
     node.xid(79)
@@ -381,7 +382,7 @@ def test_a_good_journal_stays_whatever_the_disk_is_to_blame_for(node, words):
 
 def test_corrupt_files_do_not_fill_the_disk(node, monkeypatch):
     for moment in range(9):
-        monkeypatch.setattr("slurm_gpuhealth.journal_mend.time.time", lambda now=1e9 + moment: now)
+        monkeypatch.setattr("slurm_gpuhealth.node.journal_mend.time.time", lambda now=1e9 + moment: now)
         node.journal().put("a", moment)
         spoil(node)
         assert node.journal().get("corrupt")

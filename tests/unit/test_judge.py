@@ -1,9 +1,9 @@
 import pytest
 
+from slurm_gpuhealth.config.settings import Check, Command, Row, Settings, Sources
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.judge import judge, match, worst
-from slurm_gpuhealth.settings import Check, Command, Row, Settings, Sources
+from slurm_gpuhealth.policy.judge import judge, match, worst
 
 ENFORCE = Settings(mode="enforce", policy=(Row("xid:79", "fault", rung="L3"), Row("*", "info")))
 GPU3 = Gpu("GPU-3", "0000:5d:00", 3, "165")

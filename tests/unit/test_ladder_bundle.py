@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import record, watch
+from slurm_gpuhealth.config.settings import Ladder, Nvml, Paths, Row, Settings
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.ladder import bundle
+from slurm_gpuhealth.ladder import rung_rma
 from slurm_gpuhealth.ladder.rungs import Climb, HoldLost
-from slurm_gpuhealth.settings import Ladder, Nvml, Paths, Row, Settings
+from slurm_gpuhealth.node import identity, record, watch
+from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm.reason import Reason
 from tests.fakes import node
 
@@ -54,7 +54,7 @@ def card(climb, index=3):
 
 
 def test_the_result_blames_the_gpu_and_names_the_file(climb):
-    result = bundle.run(climb)
+    result = rung_rma.run(climb)
     assert (result.outcome, result.gpu.index, result.gpu.serial) == ("fail", 3, card(climb)["serial"])
     assert (result.test, result.code) == ("memory", "46")
     assert result.message == f"GPU 3 has failed; evidence: {result.bundle}"
@@ -63,7 +63,7 @@ def test_the_result_blames_the_gpu_and_names_the_file(climb):
 
 
 def test_all_that_is_known_is_in_it(climb):
-    parts = inside(bundle.run(climb).bundle)
+    parts = inside(rung_rma.run(climb).bundle)
     assert parts["missing.txt"] == b""
     assert json.loads(parts["findings.json"])[0]["code"] == "79"
     assert json.loads(parts["steps.json"])[0]["test"] == "memory"
@@ -77,29 +77,29 @@ def test_all_that_is_known_is_in_it(climb):
 
 
 def test_where_the_reason_names_no_gpu_the_failing_one_is_blamed(climb):
-    result = bundle.run(replace(climb, ours=replace(climb.ours, gpu=None)))
+    result = rung_rma.run(replace(climb, ours=replace(climb.ours, gpu=None)))
     assert (result.gpu.index, result.gpu.uuid) == (3, card(climb)["uuid"])
 
 
 def test_a_bug_report_that_hangs_is_made_in_safe_mode(climb, folder, monkeypatch):
-    monkeypatch.setattr(bundle, "REPORT_SECONDS", 1.0)
+    monkeypatch.setattr(rung_rma, "REPORT_SECONDS", 1.0)
     node.save(str(folder), {**node.load(str(folder)), "bug_report": "hang"})
     import gzip
 
-    assert b"--safe-mode" in gzip.decompress(inside(bundle.run(climb).bundle)["nvidia-bug-report.log.gz"])
+    assert b"--safe-mode" in gzip.decompress(inside(rung_rma.run(climb).bundle)["nvidia-bug-report.log.gz"])
 
 
 def test_where_a_child_hangs_in_the_driver_it_is_safe_mode_at_once(climb):
-    climb.journal.put("stuck", {"nvml": (watch.boot_id(climb.settings), 1, 1)})
+    climb.journal.put("stuck", {"nvml": (identity.boot_id(climb.settings), 1, 1)})
     import gzip
 
-    assert b"--safe-mode" in gzip.decompress(inside(bundle.run(climb).bundle)["nvidia-bug-report.log.gz"])
+    assert b"--safe-mode" in gzip.decompress(inside(rung_rma.run(climb).bundle)["nvidia-bug-report.log.gz"])
 
 
 def test_what_is_missing_is_named_and_the_rest_is_there(climb):
     settings = replace(climb.settings, ladder=Ladder(bug_report="/nowhere/nvidia-bug-report.sh"))
     settings = replace(settings, paths=replace(settings.paths, kernel_log="/nowhere/kmsg"))
-    result = bundle.run(replace(climb, settings=settings))
+    result = rung_rma.run(replace(climb, settings=settings))
     assert "without kernel.log, nvidia-bug-report.log.gz" in result.message
     parts = inside(result.bundle)
     assert b"kernel.log: FileNotFoundError" in parts["missing.txt"]
@@ -111,7 +111,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(climb, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tarfile.TarFile, "addfile", full)
-    result = bundle.run(climb)
+    result = rung_rma.run(climb)
     assert (result.outcome, result.bundle, result.gpu.index) == ("fail", "", 3)
     assert "No space left on device" in result.message
     assert os.listdir(os.path.join(climb.settings.paths.state, "bundles")) == []
@@ -126,7 +126,7 @@ def test_what_a_killed_one_left_goes_and_the_last_five_stay(climb):
     for name in (".new", ".report.log.gz"):
         with open(os.path.join(folder, name), "w"):
             pass
-    newest = os.path.basename(bundle.run(climb).bundle)
+    newest = os.path.basename(rung_rma.run(climb).bundle)
     left = sorted(os.listdir(folder))
     assert (len(left), left[-1], left[0]) == (5, newest, "n1-20260104T000000Z.tar.gz")
 
@@ -134,9 +134,9 @@ def test_what_a_killed_one_left_goes_and_the_last_five_stay(climb):
 def test_what_an_admin_unpacked_beside_them_is_left_alone(climb):
     folder = os.path.join(climb.settings.paths.state, "bundles")
     for number in range(6):
-        path = bundle.run(replace(climb, node=f"n{number}")).bundle
+        path = rung_rma.run(replace(climb, node=f"n{number}")).bundle
         os.mkdir(path.removesuffix(".tar.gz"))
-    result = bundle.run(climb)
+    result = rung_rma.run(climb)
     assert result.message.endswith(f"; evidence: {result.bundle}")
     assert len([name for name in os.listdir(folder) if name.endswith("Z")]) == 6
 
@@ -145,16 +145,16 @@ def test_a_hold_that_is_lost_ends_it_without_a_file(climb, monkeypatch):
     def lost(*_):
         raise HoldLost("resumed")
 
-    monkeypatch.setitem(bundle.PARTS, "kernel.log", lost)
+    monkeypatch.setitem(rung_rma.PARTS, "kernel.log", lost)
     with pytest.raises(HoldLost):
-        bundle.run(climb)
+        rung_rma.run(climb)
     assert os.listdir(os.path.join(climb.settings.paths.state, "bundles")) == []
 
 
 def test_of_a_flooded_kernel_log_the_end_is_kept(climb, monkeypatch):
-    monkeypatch.setattr(bundle, "PART", 500)
+    monkeypatch.setattr(rung_rma, "PART", 500)
     with open(climb.settings.paths.kernel_log, "a") as log:
         log.writelines(f"4,{number},1,-;NVRM: {number}\n" for number in range(100, 999))
-    kernel = inside(bundle.run(climb).bundle)["kernel.log"]
+    kernel = inside(rung_rma.run(climb).bundle)["kernel.log"]
     assert kernel.endswith(b"NVRM: 998\n")
     assert len(kernel) <= 500

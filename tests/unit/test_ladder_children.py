@@ -5,12 +5,13 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import child, watch
+from slurm_gpuhealth import child
+from slurm_gpuhealth.config.settings import Ladder, Model
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.ladder import conclude, entry, rungs, state, test, worker
+from slurm_gpuhealth.ladder import conclude, entry, rung_test, rungs, state, worker
 from slurm_gpuhealth.ladder.rungs import Climb, HoldLost, Result
-from slurm_gpuhealth.settings import Ladder, Model
+from slurm_gpuhealth.node import identity
 from slurm_gpuhealth.slurm.reason import Reason
 
 
@@ -18,7 +19,7 @@ from slurm_gpuhealth.slurm.reason import Reason
 def sleeper(settings, journal):
     """What a killed worker has left running."""
     process = subprocess.Popen(["/bin/sleep", "60"], start_new_session=True)
-    journal.put("ladder-child", (watch.boot_id(settings), process.pid, child._stat(process.pid)[1]))
+    journal.put("ladder-child", (identity.boot_id(settings), process.pid, child._stat(process.pid)[1]))
     yield process
     process.kill()
     process.wait()
@@ -61,7 +62,7 @@ def test_a_test_that_somebody_asked_for_is_run_whatever_stands(settings, journal
     stands = Finding(0.0, "nvml", "x", "a remap", None, "fault", True)
     monkeypatch.setattr(conclude, "look", lambda *_: None)
     monkeypatch.setattr(state, "faults", lambda *_: [stands])
-    monkeypatch.setattr(test, "run", lambda climb: Result("pass", "level 3"))
+    monkeypatch.setattr(rung_test, "run", lambda climb: Result("pass", "level 3"))
     for fact, outcome in {"asked": "pass", "remap": "fail"}.items():
         given = Climb(settings, journal, "n1", Reason(fact, 3, "L3", "running"), "L3", 60.0, lambda: None)
         assert worker._run(given).outcome == outcome

@@ -5,10 +5,11 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import diagnostic, record
 from slurm_gpuhealth.findings import Finding, Gpu
-from slurm_gpuhealth.ladder import test
+from slurm_gpuhealth.ladder import rung_test
 from slurm_gpuhealth.ladder.rungs import Climb
+from slurm_gpuhealth.node import record
+from slurm_gpuhealth.node import run_level as diagnostic
 from slurm_gpuhealth.slurm import reason as reasons
 
 NOW = time.time()
@@ -43,7 +44,7 @@ def level(settings, journal, monkeypatch):
 
         monkeypatch.setattr(diagnostic, "run_level", run_level)
         reason = reasons.parse(f"gpuhealth:{ours}")
-        return test.run(Climb(settings, journal, "n1", reason, "L3", 2100.0, lambda: None, NOW)), runs
+        return rung_test.run(Climb(settings, journal, "n1", reason, "L3", 2100.0, lambda: None, NOW)), runs
 
     return run
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
 
-from slurm_gpuhealth import judge, record
+from slurm_gpuhealth.config.settings import Paths
 from slurm_gpuhealth.findings import RUNGS
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import budget, climb
-from slurm_gpuhealth.settings import Paths
+from slurm_gpuhealth.node import record
+from slurm_gpuhealth.policy import judge
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.slurm.node import Hold
 from tests import model, model_slurm
@@ -101,7 +102,7 @@ def is_fit(world, node, ours):
         world.broken.append(f"{node}: given back although {stands} stands")
     if not node.looked:
         world.broken.append(f"{node}: given back without a look after the test")
-    if not node.proven and ours.fact not in climb.ON_REQUEST:
+    if not node.proven and ours.fact not in reasons.ON_REQUEST:
         world.broken.append(f"{node}: given back unproven")
 
 

@@ -4,10 +4,11 @@ import time
 
 import pytest
 
+from slurm_gpuhealth.config.settings import Reboot
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.ladder import reboot, test
+from slurm_gpuhealth.ladder import rung_reboot as reboot
+from slurm_gpuhealth.ladder import rung_test
 from slurm_gpuhealth.ladder.rungs import Climb, HoldLost, Result
-from slurm_gpuhealth.settings import Reboot
 from slurm_gpuhealth.slurm import remark
 from slurm_gpuhealth.slurm.node import NodeRecord
 from slurm_gpuhealth.slurm.reason import Reason, parse, stamp, write
@@ -58,7 +59,7 @@ def slurm(monkeypatch):
         monkeypatch.setattr(reboot.control, name, function)
     monkeypatch.setattr(reboot.control, "config", lambda _: slurm.config)
     monkeypatch.setattr(reboot.hold, "put", slurm.put)
-    monkeypatch.setattr(test, "levels", lambda climb, level: Result("pass", f"level {level}"))
+    monkeypatch.setattr(rung_test, "levels", lambda climb, level: Result("pass", f"level {level}"))
     monkeypatch.setattr(reboot, "POLL", 0.0)
     return slurm
 

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import record
+from slurm_gpuhealth.config.settings import Repair
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.ladder import repair, test
+from slurm_gpuhealth.ladder import rung_repair, rung_test
 from slurm_gpuhealth.ladder.rungs import Climb, HoldLost, Result
-from slurm_gpuhealth.settings import Repair
+from slurm_gpuhealth.node import record
 from slurm_gpuhealth.slurm.reason import Reason
 
 KNOWN = {"uuid": "GPU-3", "pci": "0000:5d:00", "index": 3, "serial": "1652", "minor": 3, "name": "H100"}
@@ -18,8 +18,8 @@ KNOWN = {"uuid": "GPU-3", "pci": "0000:5d:00", "index": 3, "serial": "1652", "mi
 @pytest.fixture
 def climb(settings, journal, tmp_path, monkeypatch):
     """`climb(script)`: with this program; level 3 passes."""
-    monkeypatch.setattr(repair.config, "unsafe", lambda _: [])
-    monkeypatch.setattr(test, "levels", lambda climb, level: Result("pass", f"level {level}"))
+    monkeypatch.setattr(rung_repair.configuration, "unsafe", lambda _: [])
+    monkeypatch.setattr(rung_test, "levels", lambda climb, level: Result("pass", f"level {level}"))
     journal.put("gpus", [KNOWN])
 
     def make(script, **values):
@@ -34,14 +34,16 @@ def climb(settings, journal, tmp_path, monkeypatch):
 
 
 def test_what_says_done_is_proven_by_level_3(climb):
-    assert repair.run(climb("exit 0")) == Result("pass", "level 3")
+    assert rung_repair.run(climb("exit 0")) == Result("pass", "level 3")
 
 
 def test_it_is_told_what_for_in_one_printable_line_each_and_nothing_else(climb, journal, settings, tmp_path):
     gpu = Gpu("GPU-3", "0000:5d:00", 3, "1652")
     found = Finding(time.time(), "nvml", "lost", "gone\x1b[2J\nGPUHEALTH_NODE=evil", gpu, "fault", standing=True)
     record.keep(journal, settings, [found], time.time())
-    repair.run(climb(f"/usr/bin/env | /usr/bin/grep -v ^PWD | /usr/bin/sort >{tmp_path}/out; echo $# >>{tmp_path}/out"))
+    rung_repair.run(
+        climb(f"/usr/bin/env | /usr/bin/grep -v ^PWD | /usr/bin/sort >{tmp_path}/out; echo $# >>{tmp_path}/out")
+    )
     assert (tmp_path / "out").read_text().splitlines() == [
         "GPUHEALTH_FACT=Xid79",
         "GPUHEALTH_GPU=3",
@@ -58,24 +60,24 @@ def test_it_is_told_what_for_in_one_printable_line_each_and_nothing_else(climb, 
 
 
 def test_what_says_no_is_a_failure_with_its_first_line(climb, tmp_path):
-    result = repair.run(climb("echo; echo 'ticket 4711 opened' >&2; exit 3"))
+    result = rung_repair.run(climb("echo; echo 'ticket 4711 opened' >&2; exit 3"))
     assert result == Result("fail", f"{tmp_path}/mend: exit 3: ticket 4711 opened")
 
 
 def test_what_does_not_end_is_ended_and_a_failure(climb):
-    result = repair.run(climb("exec sleep 100", timeout=0.5))
+    result = rung_repair.run(climb("exec sleep 100", timeout=0.5))
     assert (result.outcome, "did not end in 0.5 s" in result.message) == ("fail", True)
 
 
 def test_a_program_that_is_not_there_is_no_failure_of_the_node(climb):
     given = climb("")
     gone = replace(given, settings=replace(given.settings, repair=Repair(command=("/nowhere/mend",))))
-    assert repair.run(gone).outcome == "untested"
+    assert rung_repair.run(gone).outcome == "untested"
 
 
 def test_a_program_that_others_can_write_is_not_run(climb, monkeypatch, tmp_path):
-    monkeypatch.setattr(repair.config, "unsafe", lambda path: [f"{path} can be written by others"])
-    result = repair.run(climb(f"touch {tmp_path}/ran"))
+    monkeypatch.setattr(rung_repair.configuration, "unsafe", lambda path: [f"{path} can be written by others"])
+    result = rung_repair.run(climb(f"touch {tmp_path}/ran"))
     assert (result.outcome, (tmp_path / "ran").exists()) == ("untested", False)
 
 
@@ -88,4 +90,4 @@ def test_a_hold_that_is_gone_by_its_end_is_not_tested(climb):
             raise one
 
     with pytest.raises(HoldLost):
-        repair.run(replace(climb("exit 0"), check_hold=check))
+        rung_repair.run(replace(climb("exit 0"), check_hold=check))

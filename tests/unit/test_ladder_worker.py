@@ -4,16 +4,27 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import record
-from slurm_gpuhealth.commands import check
-from slurm_gpuhealth.config import POLICY_PATH
-from slurm_gpuhealth.config_check import parse_with_lines
+from slurm_gpuhealth.config.check import parse_with_lines
+from slurm_gpuhealth.config.settings import (
+    POLICY_PATH,
+    Check,
+    Command,
+    Drain,
+    Ladder,
+    Paths,
+    Reboot,
+    Repair,
+    Reset,
+    Row,
+    Settings,
+)
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.hooks import check
 from slurm_gpuhealth.ladder import ask as asking
 from slurm_gpuhealth.ladder import climb as core
 from slurm_gpuhealth.ladder import rungs, state
-from slurm_gpuhealth.settings import Check, Command, Drain, Ladder, Paths, Reboot, Repair, Reset, Row, Settings
+from slurm_gpuhealth.node import record
 from slurm_gpuhealth.slurm import remark
 from tests import model
 from tests.model_slurm import SITE

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpuhealth.correlate import logs_known, logs_python
-from slurm_gpuhealth.correlate.logs import read_text
-from slurm_gpuhealth.correlate.logs_known import tomllib
-from slurm_gpuhealth.correlate.model import CAUSES, Reading, from_dict, to_dict
+from slurm_gpuhealth.logs import known, python
+from slurm_gpuhealth.logs.known import tomllib
+from slurm_gpuhealth.logs.read import read_text
+from slurm_gpuhealth.logs.reading import from_dict, to_dict
+from slurm_gpuhealth.outcomes import CAUSES, Reading
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = [json.loads(line) for line in (ROOT / "tests/corpus/joblogs/samples.jsonl").open()]
-PATTERNS = tomllib.loads((ROOT / "slurm_gpuhealth/correlate/patterns.toml").read_text())
+PATTERNS = tomllib.loads((ROOT / "slurm_gpuhealth/logs/patterns.toml").read_text())
 KINDS = ("hardware", "application", "communication", "infrastructure", "user", "memory", "crash", "numeric", "thermal")
 
 
@@ -88,9 +89,7 @@ def test_another_key_or_frame_or_class_is_another_fingerprint() -> None:
 
 
 def test_a_data_type_stays_in_the_fingerprint() -> None:
-    one, other = (
-        logs_python.fingerprint("RuntimeError", "", f"expected {kind} at row 7") for kind in ("float32", "int64")
-    )
+    one, other = (python.fingerprint("RuntimeError", "", f"expected {kind} at row 7") for kind in ("float32", "int64"))
     assert one != other
     assert one.endswith("float32 at row #")
 
@@ -138,7 +137,7 @@ def test_after_an_empty_text_no_file_is_opened(monkeypatch: pytest.MonkeyPatch) 
 
 def test_every_known_failure_has_its_role_cause_kind_source_and_an_advice_that_is_written() -> None:
     for row in PATTERNS["known"]:
-        assert row["role"] in logs_known.ROLES
+        assert row["role"] in known.ROLES
         assert row["cause"] in CAUSES
         assert row["kind"] in (("",) if row["role"] in ("noise", "weak") else KINDS)
         assert row["source"]
@@ -153,12 +152,12 @@ def test_every_pattern_is_found_by_its_word_in_lower_case_and_stands_once() -> N
         for line in row["lines"]:
             assert line == line.lower()
             ordered = " & " not in line
-            every = logs_known.expanded(line.split(" * " if ordered else " & "), PATTERNS["words"])
+            every = known.expanded(line.split(" * " if ordered else " & "), PATTERNS["words"])
             for pieces, _ in list(every)[::37]:
                 written = " and ".join(pieces).encode()
-                found = logs_known.recognise(written)
+                found = known.recognise(written)
                 assert found is not None, written
-                assert logs_known.ROLES[found.role] >= logs_known.ROLES[row["role"]], written
+                assert known.ROLES[found.role] >= known.ROLES[row["role"]], written
 
 
 def test_a_weak_sign_at_the_start_is_no_rival_of_what_ended_the_job() -> None:

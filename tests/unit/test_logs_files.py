@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_gpuhealth.commands.explain import explain
-from slurm_gpuhealth.correlate import logs
-from slurm_gpuhealth.correlate.logs import read_files, read_text
+from slurm_gpuhealth.logs import read as logs
+from slurm_gpuhealth.logs.read import read_files, read_text
 
 ECC = "[rank3]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
 PLAIN = "iteration {}/9000 | lm loss: 2.31 | grad norm: 0.7 | number of nan iterations: 0 |\n"

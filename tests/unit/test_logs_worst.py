@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpuhealth import joblog
-from slurm_gpuhealth.correlate import logs_known, logs_scan
-from slurm_gpuhealth.correlate.logs import read_text
-from slurm_gpuhealth.correlate.logs_known import tomllib
+from slurm_gpuhealth.logs import known, scan
+from slurm_gpuhealth.logs.known import tomllib
+from slurm_gpuhealth.logs.read import read_text
+from slurm_gpuhealth.node import joblog
 
 ROOT = Path(__file__).parents[2]
-PATTERNS = tomllib.loads((ROOT / "slurm_gpuhealth/correlate/patterns.toml").read_text())
-WORDS = [word.decode() for word in sorted(logs_known.table().lines)]
+PATTERNS = tomllib.loads((ROOT / "slurm_gpuhealth/logs/patterns.toml").read_text())
+WORDS = [word.decode() for word in sorted(known.table().lines)]
 KIB = 1024
 MIB = 1 << 20
 LENGTHS = (8 * KIB, 64 * KIB, MIB)
@@ -121,11 +121,11 @@ def test_shortening_keeps_short_lines_and_every_newline() -> None:
         lines = [bytes([draw.randrange(97, 123)]) * width for width in widths]
         ends = [draw.choice((b"\n", b"\r", b"\r\n")) for _ in lines]
         block = b"".join(line + end for line, end in zip(lines, ends)).rstrip(draw.choice((b"", b"\n")))
-        short = logs_scan.shortened(block)
+        short = scan.shortened(block)
         assert short.count(b"\n") == block.count(b"\n")
         assert short.count(b"\r") == block.count(b"\r")
-        assert max(map(len, short.replace(b"\r", b"\n").split(b"\n"))) <= logs_scan.LONG + len(logs_scan.CUT)
-        if max(map(len, block.replace(b"\r", b"\n").split(b"\n"))) < logs_scan.LONG:
+        assert max(map(len, short.replace(b"\r", b"\n").split(b"\n"))) <= scan.LONG + len(scan.CUT)
+        if max(map(len, block.replace(b"\r", b"\n").split(b"\n"))) < scan.LONG:
             assert short == block
 
 

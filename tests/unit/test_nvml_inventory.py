@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
+from slurm_gpuhealth.config.settings import Gpus, Nvml, Paths, Settings
 from slurm_gpuhealth.evidence import inventory, leftovers, nvml
-from slurm_gpuhealth.settings import Gpus, Nvml, Paths, Settings
 from tests.fakes import node
 from tests.fakes.node import inject
 

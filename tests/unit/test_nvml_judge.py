@@ -3,8 +3,8 @@
 import pytest
 
 from slurm_gpuhealth.child import Child, Probed
+from slurm_gpuhealth.config.settings import Gpus, Nvml, Settings
 from slurm_gpuhealth.evidence import nvml
-from slurm_gpuhealth.settings import Gpus, Nvml, Settings
 
 UUIDS = [f"GPU-{n}" for n in range(4)]
 HEALTHY = {

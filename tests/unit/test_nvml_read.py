@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from slurm_gpuhealth.config.settings import Nvml, Settings
 from slurm_gpuhealth.evidence import nvml, nvml_probe
-from slurm_gpuhealth.settings import Nvml, Settings
 from tests.fakes import node
 from tests.fakes.node import inject
 

@@ -6,8 +6,9 @@ import sqlite3
 
 import pytest
 
-from slurm_gpuhealth import journal_mend, journal_schema
-from slurm_gpuhealth.journal import VERSION, open_journal, seal
+from slurm_gpuhealth.node import journal_mend, journal_schema
+from slurm_gpuhealth.node.journal import open_journal
+from slurm_gpuhealth.node.journal_file import VERSION, seal
 
 FINDING = (
     "INSERT INTO finding (time, seen, source, code, severity, rung, mode, message, standing, count, details)"

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpuhealth import policy_check, runbook
-from slurm_gpuhealth.config import POLICY_PATH
-from slurm_gpuhealth.config_check import parse_with_lines
+from slurm_gpuhealth.config.check import parse_with_lines
+from slurm_gpuhealth.config.settings import POLICY_PATH, Repair, Row, Settings
 from slurm_gpuhealth.findings import Finding
-from slurm_gpuhealth.judge import match
 from slurm_gpuhealth.ladder import climb
 from slurm_gpuhealth.ladder.rungs import LADDER, Result
-from slurm_gpuhealth.settings import Repair, Row, Settings
+from slurm_gpuhealth.policy import rows, runbook
+from slurm_gpuhealth.policy.judge import match
 from slurm_gpuhealth.slurm.reason import Reason
 
 ROWS = tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
@@ -263,18 +262,18 @@ def test_what_a_sites_check_still_says_after_level_3_is_for_hands_or_the_sites_p
 
 def test_every_row_of_the_built_in_policy_and_of_the_runbook_can_be_met():
     book = [Row(key, "info", when=one.when) for one in runbook.load() for key in one.finding if key[:8] != "request:"]
-    assert list(policy_check.unmatched([*ROWS, *book], ())) == []
+    assert list(rows.unmatched([*ROWS, *book], ())) == []
 
 
 def test_every_detail_that_a_source_gives_can_be_asked_for():
-    package = Path(policy_check.__file__).parent
-    files = [*package.glob("evidence/*.py"), package / "diagnose/model.py", package / "diagnostic.py"]
+    package = Path(rows.__file__).parents[1]
+    files = [*package.glob("evidence/*.py"), package / "diagnose/model.py", package / "node/run_level.py"]
     given = set()
     for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
         if isinstance(node, ast.keyword) and node.arg == "details":
             keys = [key.value for key in getattr(node.value, "keys", []) if isinstance(key, ast.Constant)]
             given |= {*keys, *(word.arg for word in getattr(node.value, "keywords", []) if word.arg)}
-    known = {name for names in policy_check.DETAILS.values() for name in names}
+    known = {name for names in rows.DETAILS.values() for name in names}
     assert len(given) > 15
     assert given <= known
-    assert set(policy_check.DETAILS) == set(policy_check.SOURCES)
+    assert set(rows.DETAILS) == set(rows.SOURCES)

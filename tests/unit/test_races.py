@@ -6,8 +6,8 @@ and at the order of a reboot, the later word stands (docs/how-it-decides.md).
 
 import pytest
 
+from slurm_gpuhealth.config.settings import Paths
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Paths
 from tests import histories, model
 
 TEXT = "PSU, JD"

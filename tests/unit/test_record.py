@@ -2,12 +2,12 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import jobs, record
+from slurm_gpuhealth.config.settings import Paths, Row, Settings
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Paths, Row, Settings
-from slurm_gpuhealth.slurm.environment import Job
+from slurm_gpuhealth.node import jobs, record
+from slurm_gpuhealth.node.environment import Job
+from slurm_gpuhealth.node.journal import open_journal
 
 NOW = time.time()
 SETTINGS = Settings(mode="enforce", policy=(Row("nvml:hot", "warning"), Row("*", "fault", rung="L3")))

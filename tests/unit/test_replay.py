@@ -18,7 +18,7 @@ DAY = 86400
 
 @pytest.fixture(autouse=True)
 def no_configuration(monkeypatch):
-    monkeypatch.setattr("slurm_gpuhealth.config.DEFAULT_PATH", "/nonexistent/gpuhealth.toml")
+    monkeypatch.setattr("slurm_gpuhealth.config.load.DEFAULT_PATH", "/nonexistent/gpuhealth.toml")
     monkeypatch.delenv("GPUHEALTH_CONFIG", raising=False)
 
 

@@ -4,19 +4,17 @@ import ast
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from slurm_gpuhealth import config as configuration
-from slurm_gpuhealth import runbook
-from slurm_gpuhealth.config_check import parse_with_lines
+from slurm_gpuhealth.config.check import parse_with_lines
+from slurm_gpuhealth.config.settings import POLICY_PATH, Row
 from slurm_gpuhealth.diagnose import parse as dcgm_parse
 from slurm_gpuhealth.diagnose import refusal
 from slurm_gpuhealth.evidence import infiniband, nvml, nvml_rules
-from slurm_gpuhealth.ladder import climb
-from slurm_gpuhealth.settings import Row
+from slurm_gpuhealth.policy import runbook
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.xid import catalog, words
 
-PACKAGE = Path(runbook.__file__).parent
-POLICY = tuple(Row(**row) for row in parse_with_lines(configuration.POLICY_PATH)[0]["policy"])
+PACKAGE = Path(runbook.__file__).parents[1]
+POLICY = tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
 
 MAKERS = {"Finding": (1, 2), "_found": (None, 0), "_config": (None, 0), "_tool": (0, 1)}
 """Functions that make a finding: where in their arguments source and code stand (None: the module's own source)."""
@@ -185,7 +183,7 @@ def test_every_state_of_a_reason_is_explained_and_so_is_every_fact_that_no_findi
     states = runbook.document()["states"]
     assert set(states) == {*reasons.STATES, "end"}
     assert all(len(one) == 2 for one in states.values())
-    assert {f"request:{fact}" for fact in climb.ON_REQUEST} <= set(runbook.named())
+    assert {f"request:{fact}" for fact in reasons.ON_REQUEST} <= set(runbook.named())
 
 
 def test_each_step_is_a_line_without_a_name_that_is_left_open():

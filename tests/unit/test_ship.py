@@ -11,11 +11,13 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import child, lock
+from slurm_gpuhealth import child
+from slurm_gpuhealth.config.settings import Store
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Store
-from slurm_gpuhealth.store import ship, ship_file
+from slurm_gpuhealth.node import lock
+from slurm_gpuhealth.node.journal import open_journal
+from slurm_gpuhealth.ship import file as ship_file
+from slurm_gpuhealth.ship import outbox
 
 FINDING = (
     "INSERT INTO finding (time, seen, source, code, severity, rung, mode, message, standing, count, details)"
@@ -42,7 +44,7 @@ def add(journal, *codes, when=100.0, message=""):
 
 
 def send(shared, journal, seconds=20.0):
-    ship.ship(shared, journal, "n1", seconds)
+    outbox.ship(shared, journal, "n1", seconds)
 
 
 def lines(folder, name="n1.jsonl"):
@@ -137,7 +139,7 @@ def test_a_long_file_is_set_aside_under_a_new_name(shared, journal, folder, monk
 
 
 def test_what_waits_goes_in_pieces(shared, journal, folder, monkeypatch):
-    monkeypatch.setattr(ship, "AT_ONCE", 3000)
+    monkeypatch.setattr(outbox, "AT_ONCE", 3000)
     add(journal, *"abcdefghij", message="x" * 500)
     send(shared, journal)
     assert codes(folder) == list("abcdefghij")
@@ -335,9 +337,9 @@ def test_from_the_fallback_nothing_is_shipped(shared, journal, folder):
 LOOP = """
 import sys, time
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.settings import Paths, Settings, Store
-from slurm_gpuhealth.store import ship, ship_file
+from slurm_gpuhealth.node.journal import open_journal
+from slurm_gpuhealth.config.settings import Paths, Settings, Store
+from slurm_gpuhealth.ship import outbox as ship, file as ship_file
 state, run, proc, url, add = sys.argv[1:6]
 ship_file.ROTATE = 20000
 settings = Settings(paths=Paths(state=state, run=run, proc=proc), store=Store(url=url))

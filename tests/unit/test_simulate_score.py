@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from slurm_gpuhealth.correlate.model import Attempt, Event, Suspicion, Verdict
+from slurm_gpuhealth.outcomes import Attempt, Event, Suspicion, Verdict
 from slurm_gpuhealth.simulate import score
 from slurm_gpuhealth.simulate.cases import CASES, DAY
 from slurm_gpuhealth.simulate.rivals import RIVALS

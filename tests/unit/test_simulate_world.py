@@ -9,7 +9,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from slurm_gpuhealth.correlate.model import Attempt, Event, read_attempt, read_event
+from slurm_gpuhealth.correlate.lines import read_attempt, read_event
+from slurm_gpuhealth.outcomes import Attempt, Event
 from slurm_gpuhealth.simulate import files, texts
 from slurm_gpuhealth.simulate.cases import CASES, DAY
 from slurm_gpuhealth.simulate.world import EPOCH, World, make, name

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpuhealth import config
 from slurm_gpuhealth.child import Child, Completed
+from slurm_gpuhealth.config import load as configuration
+from slurm_gpuhealth.config.settings import Check, Command, Settings
 from slurm_gpuhealth.evidence import site
 from slurm_gpuhealth.findings import Gpu
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Check, Command, Settings
 
 NOW = 1_800_000_000.0
 
@@ -20,7 +20,7 @@ NOW = 1_800_000_000.0
 @pytest.fixture
 def shop(tmp_path, monkeypatch):
     """`program` writes a check, `look` runs those that are due."""
-    monkeypatch.setattr(config, "unsafe", lambda path: [])
+    monkeypatch.setattr(configuration, "unsafe", lambda path: [])
 
     def program(body: str, name: str = "check", **keys) -> Command:
         file = tmp_path / name

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpuhealth.slurm import environment
+from slurm_gpuhealth.node import environment
 
 CORPUS = Path(__file__).parents[1] / "corpus/slurm"
 VERSIONS = ("22.05", "24.11", "25.11", "26.05")
@@ -153,7 +153,7 @@ def test_reading_the_environment_imports_nothing_heavy():
     import subprocess
     import sys
 
-    code = "import sys; from slurm_gpuhealth.slurm import environment, reason; print(*sys.modules)"
+    code = "import sys, slurm_gpuhealth.node.environment, slurm_gpuhealth.slurm.reason; print(*sys.modules)"
     loaded = set(subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True,
                                 cwd=Path(__file__).parents[2]).stdout.split())  # fmt: skip
     assert not loaded & {"re", "json", "typing", "dataclasses", "enum", "pathlib", "subprocess", "datetime", "urllib"}

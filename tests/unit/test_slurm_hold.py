@@ -2,7 +2,7 @@
 
 import pytest
 
-from slurm_gpuhealth import settings
+from slurm_gpuhealth.config import settings
 from slurm_gpuhealth.slurm import control, hold
 from slurm_gpuhealth.slurm.node import NodeRecord
 from slurm_gpuhealth.slurm.reason import Reason, write

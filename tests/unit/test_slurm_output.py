@@ -4,9 +4,10 @@ import os
 
 import pytest
 
-from slurm_gpuhealth import settings
-from slurm_gpuhealth.slurm import control, environment, output
-from slurm_gpuhealth.slurm.environment import Job
+from slurm_gpuhealth.config import settings
+from slurm_gpuhealth.node import environment, output
+from slurm_gpuhealth.node.environment import Job
+from slurm_gpuhealth.slurm import control
 
 SLURM = settings.Slurm()
 HOST = os.uname().nodename.partition(".")[0]

@@ -14,9 +14,10 @@ from hypothesis import settings as trials
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from slurm_gpuhealth.correlate.model import Event
-from slurm_gpuhealth.settings import Settings, Store
-from slurm_gpuhealth.store import ingest, open, query, records, schema
+from slurm_gpuhealth.config.settings import Settings, Store
+from slurm_gpuhealth.controller import ingest
+from slurm_gpuhealth.outcomes import Event
+from slurm_gpuhealth.store import open, query, records, schema
 
 
 @pytest.fixture
@@ -431,8 +432,9 @@ def test_the_store_is_its_owners_alone(store, shared):
 
 TAKE = """
 import sys, time
-from slurm_gpuhealth.settings import Settings, Store
-from slurm_gpuhealth.store import ingest, open
+from slurm_gpuhealth.config.settings import Settings, Store
+from slurm_gpuhealth.controller import ingest
+from slurm_gpuhealth.store import open
 ingest.AT_ONCE = 50
 settings = Settings(store=Store(url=sys.argv[1], database=sys.argv[2]))
 print("ready", flush=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_gpuhealth.config.settings import Suspicion
 from slurm_gpuhealth.correlate import fleet
 from slurm_gpuhealth.correlate.engine import Correlator
-from slurm_gpuhealth.correlate.model import Attempt, Event
-from slurm_gpuhealth.settings import Suspicion
+from slurm_gpuhealth.outcomes import Attempt, Event
 
 NOW = 1_760_000_000.0
 DAY = 86400.0

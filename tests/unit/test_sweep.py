@@ -2,10 +2,10 @@
 
 import pytest
 
+from slurm_gpuhealth.config.settings import Dcgm, Paths, Settings, Sources, Sweep
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import open_journal
 from slurm_gpuhealth.ladder import claim, sweep
-from slurm_gpuhealth.settings import Dcgm, Paths, Settings, Sources, Sweep
+from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm import control, hold, reason, remark
 from slurm_gpuhealth.slurm.node import NodeRecord, parse_pending
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from slurm_gpuhealth.config.settings import Accounting, Settings, Slurm
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.settings import Accounting, Settings, Slurm
 from slurm_gpuhealth.slurm import control, topology
 
 TREE = """\

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_gpuhealth.commands import undrain
-from slurm_gpuhealth.settings import Settings
+from slurm_gpuhealth.config.settings import Settings
 from slurm_gpuhealth.slurm import remark
 from slurm_gpuhealth.slurm.node import NodeRecord
 from slurm_gpuhealth.slurm.reason import Reason, stamp, write

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_gpuhealth.config.settings import Suspicion
 from slurm_gpuhealth.correlate import weights
 from slurm_gpuhealth.correlate.cases import application, hosts
 from slurm_gpuhealth.correlate.engine import Correlator
-from slurm_gpuhealth.correlate.model import CAUSES, Attempt, Cited, Event, Reading
-from slurm_gpuhealth.settings import Suspicion
+from slurm_gpuhealth.outcomes import CAUSES, Attempt, Cited, Event, Reading
 
 NOW = 1_760_000_000.0
 

@@ -6,11 +6,11 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from slurm_gpuhealth import act, record
 from slurm_gpuhealth.commands import common, ladder, status
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.ladder import ask, waits
+from slurm_gpuhealth.ladder import ask, drain, waits
+from slurm_gpuhealth.node import record
 from slurm_gpuhealth.slurm import control, remark
 from tests.unit.slurm_nodes import FAULT, L3, Slurm
 
@@ -34,7 +34,7 @@ def slurm(monkeypatch):
 def over(settings, journal, slurm):
     gone = Finding(NOW, "xid", "79", "fallen off the bus", Gpu("GPU-3", "0000:61:00", 3))
     record.keep(journal, settings, [gone], NOW)
-    assert act.act(settings, journal, "prolog", "n3", NOW) == "over-budget"
+    assert drain.act(settings, journal, "prolog", "n3", NOW) == "over-budget"
     waits.tell(settings, journal, "n3")
 
 
@@ -48,7 +48,7 @@ def test_it_stands_in_the_extra_beside_the_last_result_and_is_written_once(setti
 
 def test_it_goes_when_the_node_is_drained_for_it(settings, journal, slurm, over):
     slurm.nodes.pop("n1")
-    assert act.act(settings, journal, "check", "n3", NOW) == "drained"
+    assert drain.act(settings, journal, "check", "n3", NOW) == "drained"
     waits.tell(settings, journal, "n3")
     assert slurm.nodes["n3"].extra == LAST
 

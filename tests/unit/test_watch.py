@@ -6,15 +6,16 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import child, lock, watch
+from slurm_gpuhealth import child
 from slurm_gpuhealth.child import Child, Ended, Probed
-from slurm_gpuhealth.commands import check
+from slurm_gpuhealth.config.settings import Row, Sources
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.journal import open_journal
-from slurm_gpuhealth.judge import SOURCE_OF
+from slurm_gpuhealth.hooks import check
 from slurm_gpuhealth.ladder import conclude
-from slurm_gpuhealth.settings import Row, Sources
+from slurm_gpuhealth.node import identity, lock, watch
+from slurm_gpuhealth.node.journal import open_journal
+from slurm_gpuhealth.policy.judge import SOURCE_OF
 
 NOW = time.time()
 
@@ -34,7 +35,7 @@ def test_a_count_and_the_finding_that_tells_of_it_are_kept_together_or_not_at_al
     give(monkeypatch, lambda *_: (seen, True, {"baseline": 1}))
     pid = os.fork()
     if pid == 0:
-        monkeypatch.setattr("slurm_gpuhealth.record.keep", lambda *_: os._exit(9))
+        monkeypatch.setattr("slurm_gpuhealth.node.record.keep", lambda *_: os._exit(9))
         watch.source(settings, open_journal(settings.paths), "host", NOW, 5)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
@@ -45,7 +46,7 @@ def test_while_one_program_asks_the_driver_no_other_starts_a_child(settings, jou
     turn = lock.take(settings, "nvml")
     started = []
     with pytest.raises(TimeoutError, match="another program"):
-        watch.guarded(settings, journal, "nvml", 0.2, started.append)
+        lock.guarded(settings, journal, "nvml", 0.2, started.append)
     os.close(turn)
     assert started == []
 
@@ -57,10 +58,10 @@ def test_a_child_that_may_be_stuck_when_we_are_ended_is_remembered(settings, jou
         raise end
 
     with pytest.raises(Ended):
-        watch.guarded(settings, journal, "nvml", 1, ended)
+        lock.guarded(settings, journal, "nvml", 1, ended)
     assert journal.get("stuck") == {"nvml": ("boot", os.getpid(), 1)}
     done = Probed({}, None, 0.0)  # pid and start time are not those of a process: it is gone
-    assert watch.guarded(settings, journal, "nvml", 1, lambda seconds: done) is done
+    assert lock.guarded(settings, journal, "nvml", 1, lambda seconds: done) is done
     assert not journal.get("stuck")
 
 
@@ -90,9 +91,9 @@ def test_a_child_that_was_killed_a_moment_ago_is_no_evidence_yet(settings, journ
         start = child._stat(sleeper.pid)[1]
         journal.put("stuck", {"nvml": ("boot", sleeper.pid, start)})
         with pytest.raises(TimeoutError, match="not ended yet"):
-            watch.guarded(settings, journal, "nvml", 1, None)
-        monkeypatch.setattr(child, "age", lambda which: settings.nvml.timeout + watch.SETTLE + 1)
-        assert watch.guarded(settings, journal, "nvml", 1, None) is None
+            lock.guarded(settings, journal, "nvml", 1, None)
+        monkeypatch.setattr(child, "age", lambda which: settings.nvml.timeout + lock.SETTLE + 1)
+        assert lock.guarded(settings, journal, "nvml", 1, None) is None
         assert journal.get("stuck") == {"nvml": ("boot", sleeper.pid, start)}
     finally:
         sleeper.kill()
@@ -131,12 +132,12 @@ def test_an_xid_that_the_kernel_printed_while_a_source_was_read_is_known_before_
 ):
     order = []
     monkeypatch.setattr(watch, "kernel", lambda *_: order.append("kernel") or [])
-    monkeypatch.setattr("slurm_gpuhealth.act.act", lambda *_: order.append("act"))
+    monkeypatch.setattr("slurm_gpuhealth.ladder.drain.act", lambda *_: order.append("act"))
     for name in watch.SOURCES:
         monkeypatch.setitem(watch.SOURCES, name, ((name,), 0, lambda *_: ([], True, {})))
     seen = [Finding(NOW, "nvml", "remap-pend", "pending", standing=True)]
     monkeypatch.setitem(watch.SOURCES, "nvml", (("nvml",), 0, lambda *_: (seen, True, {})))
-    journal.put("inventory-boot", watch.boot_id(settings))
+    journal.put("inventory-boot", identity.boot_id(settings))
     rules = replace(settings, mode="enforce", policy=(Row("nvml:*", "fault", rung="reset"),))
     check.look(rules, journal, "n1", time.monotonic() + 20)
     assert order == ["kernel", "kernel", "act"]

@@ -1,0 +1,300 @@
+"""What the annotation of a settings field admits, which values are impossible, and which contradict each other."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+
+from slurm_gpuhealth.config.settings import Settings, Suspicion
+from slurm_gpuhealth.findings import RUNGS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+MODES = {"Mode": ("enforce", "shadow"), "SourceMode": ("enforce", "shadow", "off")}
+DAY = 86400.0
+
+
+class Wrong(Exception):
+    """A value is not what it must be; the text says what was expected."""
+
+
+def scalar(kind: str, value: Any) -> Any:
+    """The TOML `value` as the field's `kind` (its annotation) wants it; raises Wrong."""
+    choices = MODES.get(kind) or (ast.literal_eval(f"({kind[8:-1]},)") if kind.startswith("Literal[") else None)
+    if choices:
+        if value not in choices:
+            near = difflib.get_close_matches(str(value), choices, 1)
+            raise Wrong(" or ".join(f'"{one}"' for one in choices) + (f' (did you mean "{near[0]}"?)' if near else ""))
+        return value
+    return KINDS[kind](value)
+
+
+def _seconds(value: Any) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", value) if isinstance(value, str) else None
+    if not found or found[2] not in UNITS:
+        raise Wrong('a duration with its unit, "30s", "10min", "6h" or "7d"')
+    return float(found[1]) * UNITS[found[2]]
+
+
+def _share(value: Any) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value) if isinstance(value, str) else None
+    if not found or float(found[1]) > 100:
+        raise Wrong('a share, "0%" to "100%"')
+    return float(found[1]) / 100
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise Wrong("a whole number, 0 or more")
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < float("inf"):
+        raise Wrong("a number, 0 or more")
+    return float(value)
+
+
+def _celsius(value: Any) -> int:
+    if type(value) is not int or not 20 <= value <= 150:
+        raise Wrong("a temperature in whole °C, 20 to 150")
+    return value
+
+
+def _boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise Wrong("true or false")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise Wrong('a text in quotes, "..."')
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(_text(one) for one in (value if isinstance(value, list) else [value]) if one != "")
+
+
+def _file(value: Any) -> str:
+    if not _text(value).startswith("/"):
+        raise Wrong("an absolute path, /...")
+    if "{" in value.replace("{node}", ""):
+        raise Wrong("{node} as the only thing in braces")
+    return str(value)
+
+
+def _argv(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, str) and "\0" not in one for one in value):
+        raise Wrong('a list, ["/absolute/path", "argument"]')
+    if not value or not value[0].startswith("/"):
+        raise Wrong('["/absolute/path", "argument"]: nothing is looked up in PATH')
+    return tuple(value)
+
+
+def _address(value: Any) -> str:
+    if not re.fullmatch(r"unix://\S+|[\[A-Za-z0-9{][\w.:{}\[\]-]*", _text(value)):
+        raise Wrong("HOST, HOST:PORT or unix:///PATH")
+    return str(value)
+
+
+def _when(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Wrong('a table of details, { action = "RESET_GPU" }')
+    for one in value.values():
+        if not all(isinstance(each, (str, int, float, bool)) for each in (one if isinstance(one, list) else [one])):
+            raise Wrong("one value, or a list of values, for each detail")
+    return {key: tuple(one) if isinstance(one, list) else one for key, one in value.items()}
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "Seconds": _seconds,
+    "Share": _share,
+    "Celsius": _celsius,
+    "Number": _number,
+    "int": _integer,
+    "bool": _boolean,
+    "str": _text,
+    "Texts": _texts,
+    "File": _file,
+    "Address": _address,
+    "Argv": _argv,
+    "Mapping[str, Scalar | tuple[Scalar, ...]]": _when,
+}
+
+
+def _between(low: float, high: float, text: str) -> Callable[[Any], None]:
+    def check(value: float) -> None:
+        if not low <= value <= high:
+            raise Wrong(text)
+
+    return check
+
+
+def _like(pattern: str, text: str) -> Callable[[Any], None]:
+    def check(value: str) -> None:
+        if not re.fullmatch(pattern, value):
+            raise Wrong(text)
+
+    return check
+
+
+_check_deadline = _between(1, 59, "1s to 59s: Slurm kills a health check at 60 s")
+# (class of settings.py, field) → what a value of the right kind must also be. For a list: each of its items.
+CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
+    ("Slurm", "timeout"): _check_deadline,
+    ("Slurm", "request_poll"): _between(10, DAY, "10s to 1d"),
+    ("Prolog", "timeout"): _between(1, 300, "1s to 5min: a job waits for it"),
+    ("Epilog", "timeout"): _between(1, 3600, "1s to 1h: the node takes no other job meanwhile"),
+    ("Check", "interval"): _between(1, DAY, "1s to 1d"),
+    ("Check", "timeout"): _check_deadline,
+    ("Command", "name"): _like(r"[A-Za-z0-9][\w.-]{0,31}", "up to 32 letters, digits, '.', '_' and '-'"),
+    ("Command", "timeout"): _check_deadline,
+    ("Command", "every"): _between(1, 30 * DAY, "1s to 30d"),
+    ("Nvml", "timeout"): _check_deadline,
+    ("Dcgm", "health_every"): _between(30, DAY, "30s to 1d: DCGM looks no more often than every 30 s"),
+    ("Host", "full"): _between(0.01, 1, '"1%" to "100%"'),
+    ("Host", "units"): _like(r"[A-Za-z0-9][\w@:.\\-]*", "names of systemd units"),
+    ("Host", "d_state_tasks"): _between(1, 1e6, "1 or more"),
+    ("Infiniband", "ports"): _like(r"[A-Za-z0-9][\w.-]*/\d+", 'ports as DEVICE/PORT, "mlx5_0/1"'),
+    ("Infiniband", "error_growth"): _between(1, 1e9, "1 or more"),
+    ("Model", "gpu"): _like(r"\S.*", 'a GPU model as `nvidia-smi -L` names it, "*H100*"'),
+    ("Model", "l3"): _between(60, DAY, "1min to 1d"),
+    ("Model", "l4"): _between(60, DAY, "1min to 1d"),
+    ("Ladder", "window"): _between(3600, 365 * DAY, "1h to 365d"),
+    ("Ladder", "retry"): _between(60, 30 * DAY, "1min to 30d"),
+    ("Ladder", "l2"): _between(10, DAY, "10s to 1d"),
+    ("Ladder", "l3"): _between(10, DAY, "10s to 1d"),
+    ("Ladder", "l4"): _between(10, DAY, "10s to 1d"),
+    ("Reset", "services"): _like(r"[A-Za-z0-9][\w@:.\\-]*", "names of systemd units"),
+    ("Reset", "timeout"): _between(10, DAY, "10s to 1d"),
+    ("Reboot", "most"): _between(1, 20, "1 to 20"),
+    ("Repair", "timeout"): _between(1, 30 * DAY, "1s to 30d"),
+    ("Sweep", "interval"): _between(60, 365 * DAY, "1min to 365d"),
+    ("Sweep", "level"): _between(1, 4, "1 to 4"),
+    ("Drain", "nodes"): _like(r"([A-Za-z0-9][^\s;|&]*)?", 'a hostlist without spaces, "gpu[001-128]"'),
+    ("Journal", "keep"): _between(7 * DAY, 3650 * DAY, '"7d" or more: the built-in policy looks back 7 days'),
+    ("JobLog", "timeout"): _between(1, 300, "1s to 5min: the node takes no other job meanwhile"),
+    ("JobLog", "head_mib"): _between(0, 1024, "0 to 1024"),
+    ("JobLog", "tail_mib"): _between(1, 1024, "1 to 1024"),
+    ("Store", "url"): _like(r"|file:///\S+|postgresql://\S+", "file:///FOLDER or postgresql://USER@HOST/DATABASE"),
+    ("Store", "timeout"): _check_deadline,
+    ("Store", "outbox_mib"): _between(1, 65536, "1 to 65536"),
+    ("Store", "keep"): _between(28 * DAY, 36500 * DAY, '"28d" or more: suspicion looks back 28 days'),
+    ("Accounting", "timeout"): _between(1, 3600, "1s to 1h"),
+    ("Accounting", "first"): _between(0, 3650 * DAY, "0s to 3650d"),
+    ("Correlate", "requeue_most"): _between(1, 100, "1 to 100"),
+    ("Correlate", "settle"): _between(0, DAY, "0s to 1d"),
+    ("Suspicion", "hazards"): _between(1e-9, 100, "failures a day, above 0, for each level"),
+    ("Suspicion", "starts"): _between(0, 0.99, "shares of 0 to 0.99"),
+    ("Suspicion", "priors"): _between(1e-9, 1, "shares above 0, for each level"),
+    ("Suspicion", "half_life"): _between(DAY, 3650 * DAY, '"1d" or more'),
+    ("Suspicion", "horizon"): _between(DAY, 365 * DAY, "1d to 365d"),
+    ("Suspicion", "same_user"): _between(60, 365 * DAY, "1min to 365d"),
+    ("Suspicion", "failing"): _between(0.001, 0.99, "0.001 to 0.99"),
+    ("Suspicion", "runs"): _between(0.1, 1e6, "0.1 or more"),
+    ("Suspicion", "least"): _between(1e-6, 0.5, "0.000001 to 0.5"),
+    ("Suspicion", "together"): _between(0, 0.99, "0 to 0.99"),
+    ("Suspicion", "leaf_window"): _between(1, DAY, "1s to 1d"),
+    ("Suspicion", "leaf_alarm"): _between(1e-9, 1, "above 0, at most 1"),
+    ("Suspicion", "seen_by_xid"): _between(0.01, 0.99, "0.01 to 0.99"),
+    ("Suspicion", "benign"): _between(1e-9, 10, "events a day, above 0"),
+    ("Suspicion", "named"): _between(0.01, 0.99, "0.01 to 0.99"),
+    ("Suspicion", "most"): _between(2, 1e9, "2 or more"),
+    ("Suspicion", "recall"): _between(0, 0.999, "0 to 0.999"),
+    ("Suspicion", "specificity"): _between(0.5, 0.9999, "0.5 to 0.9999"),
+    ("Suspicion", "repaired"): _between(0.001, 0.9, "0.001 to 0.9"),
+    ("Suspicion", "fresh"): _between(0.01, 1, "0.01 to 1"),
+    **{("Suspicion", one): _between(0, 1, "0 to 1") for one in ("l2", "l3", "l4", "rma")},
+    **{
+        ("Suspicion", one): _between(1e-9, 1, "likelihoods, above 0, at most 1")
+        for one in Suspicion.__annotations__
+        if one.startswith("log_") and one != "log_runs"
+    },
+    ("Row", "finding"): _like(r"\*|[a-z*?][a-z0-9*?-]*:\S+", 'SOURCE:CODE, "xid:79", with * and ? as in file names'),
+    ("Row", "rung"): _like("|".join(("", *RUNGS)), " or ".join(f'"{one}"' for one in RUNGS)),
+    ("Row", "passed"): _like("|".join(("", *RUNGS)), " or ".join(f'"{one}"' for one in RUNGS)),
+    ("Row", "failed"): _like("|".join(("", *RUNGS)), " or ".join(f'"{one}"' for one in RUNGS)),
+    ("Row", "times"): _between(1, 1e6, "1 or more"),
+    ("Row", "window"): _between(1, 3650 * DAY, "1s or more"),
+    ("Row", "distinct"): _like("job|user|", '"job", "user" or nothing'),
+}
+
+
+def compare(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Values that are possible alone and impossible together: (place, message). `data` is of the right kinds."""
+    check = {**Settings.check.__dict__, **data.get("check", {})}
+    keep = {**Settings.journal.__dict__, **data.get("journal", {})}["keep"]
+    limit = f"is not below check.timeout ({check['timeout']:g} s): the check would never see its end"
+    for table in ("nvml", "slurm"):
+        if {**getattr(Settings, table).__dict__, **data.get(table, {})}["timeout"] >= check["timeout"]:
+            yield (table, "timeout"), limit
+    names = [one["name"] for one in check["command"]]
+    for index, one in enumerate(check["command"]):
+        here = ("check", "command", index)
+        if names.index(one["name"]) != index:
+            yield (*here, "name"), f'"{one["name"]}" is taken by an earlier command; findings are told apart by it'
+        if one.get("timeout", 10) > check["timeout"] / 2:
+            yield (
+                (*here, "timeout"),
+                f"is more than half of check.timeout ({check['timeout']:g} s), all that checks may have",
+            )
+    yield from _compare_ladder(data, keep)
+    yield from _compare_suspicion(data.get("suspicion", {}))
+    for index, row in enumerate(data.get("policy", ())):
+        row = {"rung": "", "passed": "", "failed": "", "times": 1, "distinct": "", "window": DAY, **row}
+        if row["rung"] and row["severity"] != "fault":
+            yield ("policy", index, "rung"), "only a fault queues a rung; leave it out"
+        for key in ("passed", "failed"):
+            if row[key] and (not row["rung"] or RUNGS.index(row[key]) <= RUNGS.index(row["rung"])):
+                yield ("policy", index, key), "must be a higher rung than `rung`: a ladder has an end"
+        if row["distinct"] and row["times"] < 2:
+            yield ("policy", index, "distinct"), "says nothing without times = 2 or more"
+        if row["window"] > keep:
+            yield ("policy", index, "window"), f"is longer than journal.keep ({keep / DAY:g} d): older ones are gone"
+
+
+def _compare_ladder(data: dict[str, Any], keep: float) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Limits of levels that hold each other, and what must be remembered for as long as it counts."""
+    ladder = {**Settings.ladder.__dict__, **data.get("ladder", {})}
+    sweep = {**Settings.sweep.__dict__, **data.get("sweep", {})}
+    for level, deeper in (("l2", "l3"), ("l3", "l4")):
+        if ladder[deeper] < ladder[level]:
+            wrong = deeper if deeper in data.get("ladder", {}) else level
+            yield ("ladder", wrong), f"{deeper} is shorter than {level}, and the deeper level runs those tests too"
+    for index, row in enumerate(ladder["model"]):
+        if row["l4"] < row["l3"]:
+            yield ("ladder", "model", index, "l4"), "is shorter than its l3, and level 4 runs those tests too"
+    if ladder["window"] > keep:
+        yield ("ladder", "window"), f"is longer than journal.keep ({keep / DAY:g} d): older returns are forgotten"
+    if sweep["interval"] > keep:
+        yield ("sweep", "interval"), f"is longer than journal.keep ({keep / DAY:g} d): the last test is forgotten"
+    longest = ladder[f"l{max(2, sweep['level'])}"]
+    if sweep["interval"] <= longest:
+        yield ("sweep", "interval"), f"is no longer than one test may take ({longest:g} s): no time is left for jobs"
+
+
+def _compare_suspicion(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Lists that belong together are of one length, the levels grow."""
+    table = {**Settings.suspicion.__dict__, **data}
+    for key in ("starts", "priors"):
+        if len(table[key]) != len(table["hazards"]) or len(table[key]) < 2:
+            yield ("suspicion", key if key in data else "hazards"), "as many values as hazards has, two at least"
+    if abs(sum(table["priors"]) - 1) > 0.01:
+        yield ("suspicion", "priors"), f"their sum is {sum(table['priors']):g}, not 1"
+    if list(table["hazards"]) != sorted(table["hazards"]):
+        yield ("suspicion", "hazards"), "a level is worse than the one before it"
+    if len(table["recall"]) != 4:
+        yield ("suspicion", "recall"), "four values, for run levels 1 to 4"
+    if not table["l2"] <= table["l3"] <= table["l4"] <= table["rma"]:
+        wrong = next((one for one in ("rma", "l4", "l3", "l2") if one in data), "l2")
+        yield ("suspicion", wrong), "l2, l3, l4 and rma do not grow"
+    for key in data:
+        if key.startswith("log_") and key != "log_runs" and len(table[key]) != 5:
+            yield ("suspicion", key), "five values: node, application, fabric, infrastructure, user"

@@ -1,0 +1,192 @@
+"""gpuhealth.toml read into `Settings`: from a cache on the hot path, through `config.check` when it has changed.
+
+stat(gpuhealth.toml) ─▶ gpuhealth.toml.cache has the same key? ─yes─▶ Settings
+                                    │ no
+                                    ▼
+                      check.parse ─▶ ConfigError, or cache it ─▶ Settings
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import stat
+import sys
+import time
+import zlib
+
+from slurm_gpuhealth.config.settings import POLICY_PATH, ROWS, ConfigError, Problem, Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    Data = Mapping[str, Any]
+    """What the file says, checked and converted, as `marshal` can keep it: table → key → value, no defaults."""
+
+DEFAULT_PATH = "/etc/gpuhealth/gpuhealth.toml"
+HERE = os.path.dirname(__file__)
+CODE = (POLICY_PATH, *(os.path.join(HERE, one) for one in ("settings.py", "check.py", "kinds.py")))
+NODE_KINDS = ("File", "tuple[File, ...]", "Address")  # kinds in which `{node}` stands for the node's name
+CACHE_LIMIT = 4 << 20
+SETTLED = 2.0
+"""Seconds a file must be unchanged before it is cached: two edits within one clock tick look alike to stat."""
+
+
+def load(path: str | None = None, node: str | None = None) -> Settings:
+    """The settings of `path` ($GPUHEALTH_CONFIG, or /etc/gpuhealth/gpuhealth.toml) for `node`; raises ConfigError.
+
+    `node` is Slurm's name of this node ($SLURMD_NODENAME, or the host's short name).
+    """
+    path = path or config_path()
+    try:
+        key = _key(path)
+    except OSError as error:
+        raise ConfigError([Problem(path, 0, "", f"can't be read: {error.strerror}; copy etc/gpuhealth.toml")]) from None
+    data = _recall(path + ".cache", key)
+    if data is None:
+        from slurm_gpuhealth.config.check import parse
+
+        data = parse(path)
+        _remember(path + ".cache", key, data)
+    return build(data, path, node)
+
+
+def config_path() -> str:
+    """Where the configuration is when nobody says otherwise."""
+    return os.environ.get("GPUHEALTH_CONFIG") or DEFAULT_PATH
+
+
+def build(data: Data, path: str, node: str | None = None) -> Settings:
+    """Settings from checked data, `{node}` filled in."""
+    name = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    plain = name.replace(".", "").replace("-", "").replace("_", "")
+    if not (plain.isascii() and plain.isalnum()) or name[0] in ".-":
+        # It becomes part of paths that root writes to.
+        raise ConfigError([Problem(path, 0, "", f"{name!r} is no node name: letters, digits, '.', '_' and '-' only")])
+    values = {}
+    for key, value in data.items():
+        default = Settings.__dict__[key]
+        kind = Settings.__annotations__[key]
+        values[key] = _table(type(default), value, name) if isinstance(value, dict) else _rows(kind, value)
+    return Settings(**values)
+
+
+def _table(cls: type, data: Data, node: str) -> Any:
+    values = {}
+    for key, value in data.items():
+        kind = cls.__annotations__[key]
+        if kind in NODE_KINDS:
+            if isinstance(value, tuple):
+                value = tuple(one.replace("{node}", node) for one in value)
+            else:
+                value = value.replace("{node}", node)
+        values[key] = _rows(kind, value)
+    return cls(**values)
+
+
+def _rows(kind: str, value: Any) -> Any:
+    return tuple(ROWS[kind](**row) for row in value) if kind in ROWS else value
+
+
+# The cache stands beside the file: each configuration has its own, it needs no path that only the configuration
+# could tell, and the programs that run as root have already refused a folder that others can write. Parsing TOML
+# costs 2.5 starts of Python, reading this a hundredth; where the folder is read-only, the price is paid.
+
+
+def _key(path: str) -> tuple[Any, ...]:
+    """What a cached result depends on: the file, the built-in policy, our code that reads them, this Python.
+
+    The change time is in it because `cp -p` and `tar` keep the modification time.
+    """
+    stats = [os.stat(one) for one in (path, *CODE)]
+    return (sys.hexversion, *((one.st_ctime_ns, one.st_mtime_ns, one.st_size, one.st_ino) for one in stats))
+
+
+def _recall(cache: str, key: tuple[Any, ...]) -> Data | None:
+    """The cached data for `key`; None when there are none that we wrote ourselves and that are whole."""
+    try:
+        fd = os.open(cache, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        known = os.fstat(fd)
+        if not stat.S_ISREG(known.st_mode) or known.st_uid != os.geteuid() or known.st_mode & 0o077:
+            return None
+        blob = os.read(fd, CACHE_LIMIT)
+        # marshal may crash on damaged bytes, so nothing reaches it unproven.
+        if zlib.crc32(blob[4:]) != int.from_bytes(blob[:4], "big"):
+            return None
+        cached, data = marshal.loads(blob[4:])  # noqa: S302 - our own file, mode 0600, with the right checksum
+    except (OSError, ValueError, TypeError, EOFError):
+        return None
+    finally:
+        os.close(fd)
+    return data if cached == key else None
+
+
+def _remember(cache: str, key: tuple[Any, ...], data: Any) -> None:
+    """Keep `data` for the next load; where that can't be written, nothing is kept."""
+    if time.time() - key[1][0] / 1e9 < SETTLED:
+        return
+    blob = marshal.dumps((key, data))
+    own = f"{cache}.{os.getpid()}"
+    try:
+        fd = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(zlib.crc32(blob).to_bytes(4, "big") + blob)
+        os.rename(own, cache)
+    except OSError:
+        try:
+            os.unlink(own)
+        except OSError:
+            pass
+
+
+def refuse_if_writable_by_others(path: str, top: str = "/") -> None:
+    """Raise ConfigError when anyone but root and us could change the file `path`, or replace it: what root obeys.
+
+    Every folder from `top` down counts, symbolic links are followed one by one. A sticky folder such as /tmp is refused
+    too: whoever comes first owns the name.
+    """
+    found = unsafe(path, top)
+    if found:
+        raise ConfigError([Problem(path, 0, "", one) for one in found])
+
+
+def unsafe(path: str, top: str = "/", sticky: bool = False) -> list[str]:
+    """Why `path` is not safe to obey as root, each with the command that mends it; empty: it is.
+
+    `sticky`: such a folder will do, for what is root's in it is not replaced by others.
+    """
+    found: list[str] = []
+    for part in _steps(os.path.abspath(path), 40):
+        if not part.startswith(top):
+            continue
+        try:
+            status = os.lstat(part)
+        except OSError as error:
+            return [*found, f"{part} can't be looked at: {error.strerror}"]
+        if status.st_uid not in (0, os.geteuid()):
+            found.append(f"{part} belongs to uid {status.st_uid}, who can change it: chown root {part}")
+        elif sticky and status.st_mode & stat.S_ISVTX and stat.S_ISDIR(status.st_mode):
+            continue
+        elif status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode):
+            remedy = "keep it elsewhere" if status.st_mode & stat.S_ISVTX else f"chmod go-w {part}"
+            found.append(f"{part} can be written by others (mode {status.st_mode & 0o7777:04o}): {remedy}")
+    return found
+
+
+def _steps(path: str, links: int) -> Iterator[str]:
+    """Every folder on the way to `path`, `path` itself, and the same for where a symbolic link among them leads."""
+    part = "/"
+    yield part
+    for name in path.strip("/").split("/"):
+        part = os.path.join(part, name)
+        yield part
+        if links and os.path.islink(part):
+            yield from _steps(os.path.abspath(os.path.join(os.path.dirname(part), os.readlink(part))), links - 1)

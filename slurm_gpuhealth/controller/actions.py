@@ -1,0 +1,199 @@
+"""What verdicts and suspicion lead to: a rung for a lemon, a comment, a requeue, the exclude list. Each is opt-in.
+
+An action is written down before it is done. Killed between the two, what can be done twice is done again, and a
+requeue, which can't, counts as done.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sql
+
+from slurm_gpuhealth import child
+from slurm_gpuhealth.controller import action_log, exclude
+from slurm_gpuhealth.controller import lemons as rungs
+from slurm_gpuhealth.correlate import words
+from slurm_gpuhealth.say import say
+from slurm_gpuhealth.slurm import control
+from slurm_gpuhealth.store import judged, schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from slurm_gpuhealth.controller.action_log import Act
+    from slurm_gpuhealth.outcomes import Suspicion, Verdict
+
+SURE = 0.7
+"""Confidence from which a job is put back into the queue: correlator.md's "medium"."""
+RECENT = 86400.0
+"""Seconds after its end in which a job gets its first comment: for 28 days of history a first run would take hours."""
+HUNG = 600.0
+"""Seconds that a job may run on with a GPU that is gone before it is called hung."""
+AN_HOUR = 100
+"""Most requeues in an hour, of all jobs: a node has fewer on it, and what ends more than that is no node."""
+SAME = 2.0
+"""Seconds by which slurmctld and accounting may differ over when a run began: PySlurm and sacct cut to whole ones."""
+PROLOG = 60.0
+"""Seconds that a node's clock may be behind when its prolog notes a job's begin."""
+
+
+def after(act: Act, verdicts: Sequence[Verdict], suspects: Sequence[Suspicion]) -> None:
+    """Do what is turned on. What Slurm refuses is said and written down; nothing here raises for Slurm's sake."""
+    wanted = act.settings.correlate
+    action_log.mend(act)
+    try:
+        lemons = rungs.lemons(act, suspects) if wanted.exclude or wanted.rungs != "off" else []
+        if wanted.exclude:
+            exclude.publish(act.settings, [one.node for one in lemons])
+        if wanted.rungs != "off":
+            rungs.ask(act, lemons)
+    except control.SlurmError as error:
+        say(f"no rung asked for: {error}", error=True)
+    for verdict in verdicts:
+        if wanted.comment:
+            _comment(act, verdict)
+        if wanted.requeue and verdict.cause == "node" and verdict.confidence >= SURE:
+            _requeue(act, verdict)
+    if wanted.hung != "off":
+        _look_for_hung(act)
+
+
+def _comment(act: Act, verdict: Verdict) -> None:
+    """The verdict into the AdminComment of the job's latest attempt, unless it holds somebody's own words."""
+    text = _line(act, verdict)
+    past = action_log.past(act, "comment", job=verdict.job, attempt=verdict.attempt)
+    told = [json.loads(row.detail) for row in past if row.result == "written"]
+    if told and not _worth_telling(verdict, told):
+        return
+    accounting, job = act.settings.accounting, str(int(verdict.job))
+    env = {"SLURM_CONF": act.settings.slurm.conf}
+    with act.engine.connect() as db:
+        table = schema.attempt.c
+        of = sql.select(sql.func.max(table.attempt), sql.func.max(table.end)).where(table.job == verdict.job)
+        latest, ended = db.execute(of).one()
+    if (latest or 0) > verdict.attempt:
+        return  # sacctmgr reaches the latest attempt only
+    if not past and ended is not None and ended < act.now - RECENT:
+        return
+    fields = "JobIDRaw,JobID,AdminComment"
+    asked = child.run(
+        [accounting.sacct, "-n", "-X", "-P", "-j", job, "-o", fields], timeout=accounting.timeout, env=env
+    )
+    # The last task of an array and the first part of a heterogeneous job bear the number of the whole, which sacctmgr
+    # takes for all of them: 10_3 and 10+0 mean the one.
+    row = re.search(rf"^{job}\|([\d_+]+)\|(.*)", asked.stdout.decode("utf-8", "replace"), re.MULTILINE)
+    if asked.rc != 0 or not row or (row[2] and not row[2].startswith(words.PREFIX.strip())):
+        return
+    detail = {"text": text, "cause": verdict.cause, "node": verdict.node}
+    number = action_log.begin(act, "comment", detail, verdict.job, verdict.attempt, verdict.node)
+    done = child.run(
+        [accounting.sacctmgr, "-i", "modify", "job", f"JobID={row[1]}", "set", f"AdminComment={text}"],
+        timeout=accounting.timeout,
+        env=env,
+    )
+    action_log.end(
+        act, number, "written" if done.rc == 0 else f"refused: {done.stderr.decode('utf-8', 'replace')[:300]}"
+    )
+
+
+def _worth_telling(verdict: Verdict, told: Sequence[dict[str, Any]]) -> bool:
+    """Whether what a user was told is to be taken back: for another cause that is sure, and was not told before. Who
+    reads now the one and now the other believes neither."""
+    known = [(one.get("cause"), one.get("node")) for one in told]
+    return verdict.confidence >= SURE and (verdict.cause, verdict.node) not in known
+
+
+def _line(act: Act, verdict: Verdict) -> str:
+    with act.engine.connect() as db:
+        index = judged.gpu_index(db, verdict.node, verdict.gpu)
+    supports, _ = words.sides(verdict.cause, [term._asdict() for term in verdict.terms])
+    return words.comment(verdict.cause, verdict.confidence, words.place(verdict.node, verdict.gpu, index), supports)
+
+
+def _requeue(act: Act, verdict: Verdict) -> None:
+    """Put the job back into the queue, away from the node: exactly this attempt, and not for ever."""
+    every = [row for row in action_log.past(act, "requeue") if abs(act.now - row.time) < 3600.0]
+    past = action_log.past(act, "requeue", job=verdict.job)
+    if len(every) >= AN_HOUR:
+        return
+    if len(past) >= act.settings.correlate.requeue_most or any(row.attempt == verdict.attempt for row in past):
+        return
+    slurm = act.settings.slurm
+    try:
+        job = control.show_job(slurm, verdict.job)
+        if job.state not in ("FAILED", "NODE_FAIL") or job.restarts != verdict.attempt:
+            return
+        if not _began(act, verdict, job.start):
+            return  # another job, which was given its number
+        if not (job.requeue and job.batch) or job.het:
+            return  # its user said no; or nobody could start it again
+        named = verdict.node and control.asks_by_name(slurm, job)
+    except control.SlurmError:
+        return  # slurmctld forgets a job after MinJobAge
+    number = action_log.begin(act, "requeue", {}, verdict.job, verdict.attempt, verdict.node)
+    if named:
+        action_log.end(act, number, f"not requeued: it asks for nodes by name, and might die of {verdict.node} again")
+        return
+    try:
+        control.requeue(slurm, job)
+        if verdict.node:
+            control.keep_off(slurm, job, verdict.node)
+        action_log.end(act, number, "requeued")
+        say(f"job {verdict.job}: requeued: {_line(act, verdict)}")
+    except control.SlurmError as error:
+        action_log.end(act, number, f"refused: {error}"[:300])
+
+
+def _began(act: Act, verdict: Verdict, start: float) -> bool:
+    table = schema.attempt
+    this = sql.select(table.c.start).where(table.c.job == verdict.job, table.c.attempt == verdict.attempt)
+    with act.engine.connect() as db:
+        return any(abs(one - start) <= SAME for one in db.execute(this).scalars())
+
+
+def _look_for_hung(act: Act) -> None:
+    """Jobs that still run on a GPU that is gone: said, or exactly those requeued, once an attempt."""
+    run, finding = schema.run, schema.finding
+    ahead = sql.func.coalesce(finding.c.clock, 0.0)
+    gone = sql.or_(
+        sql.and_(finding.c.source == "xid", finding.c.code == "79"),
+        sql.and_(finding.c.source == "nvml", finding.c.code == "lost"),
+    )
+    query = (
+        sql.select(run.c.id.label("job"), run.c.sub.label("restart"), run.c.node)
+        .add_columns((run.c.started - ahead).label("began"), finding.c.uuid, finding.c.gpu)
+        .add_columns((finding.c.time - ahead).label("time"))
+        .where(run.c.node == finding.c.node, run.c.ended.is_(None), gone, finding.c.cleared.is_(None))
+        .where(finding.c.time >= run.c.started, finding.c.time - ahead <= act.now - HUNG, finding.c.uuid.is_not(None))
+        .where(run.c.gpus.contains(finding.c.uuid))
+    )
+    with act.engine.connect() as db:
+        found = list(db.execute(query))
+    for one in found:
+        if not action_log.past(act, "hung", job=one.job, attempt=one.restart):
+            _hung(act, one)
+
+
+def _hung(act: Act, one: Any) -> None:
+    try:
+        job = control.show_job(act.settings.slurm, one.job)
+        if job.state != "RUNNING" or job.restarts != one.restart or one.began < job.start - PROLOG or not job.start:
+            return  # the record of a node that was installed anew may be of an earlier job of that number
+    except control.SlurmError as error:
+        say(f"job {one.job}: {error}")
+        return
+    text = f"job {one.job} still runs on {one.node}, whose GPU {one.gpu} is gone since {act.now - one.time:.0f} s"
+    number = action_log.begin(act, "hung", {"gpu": one.uuid, "since": one.time}, one.job, one.restart, one.node)
+    result = "notified"
+    if act.settings.correlate.hung == "requeue" and job.requeue and job.batch and not job.het:
+        try:
+            control.requeue(act.settings.slurm, job)
+            result = "requeued"
+        except control.SlurmError as error:
+            result = f"refused: {error}"[:300]
+    action_log.end(act, number, result)
+    say(f"{text}: {result}", error=True)

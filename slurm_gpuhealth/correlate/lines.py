@@ -1,0 +1,138 @@
+"""The lines of the files of `gpuhealth replay` as attempts and events: docs/replay.md is the page."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from sys import intern
+from typing import TYPE_CHECKING
+
+from slurm_gpuhealth.outcomes import Attempt, Event
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from slurm_gpuhealth.outcomes import GpuName
+
+LATEST = 4_102_444_800.0
+"""The year 2100."""
+CUT = ("CANCELLED", "OUT_OF_MEMORY", "COMPLETED", "COMPLETING", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "DEADLINE")
+"""Those that sacct cuts in a narrow column: `CANCELLED+`, `OUT_OF_ME+`."""
+
+
+def read_attempt(row: Mapping[str, Any]) -> Attempt:
+    """A line of JOBS. Raises ValueError, which names the key. Equal names become one object."""
+    try:
+        gpus = row.get("gpus")
+        if gpus is not None and not isinstance(gpus, dict):
+            raise TypeError(f"'gpus' is {str(gpus)[:80]!r}, where {{node: [UUID or index, ...]}} belongs")
+        return Attempt(
+            _whole(row, "job"),
+            _whole(row, "attempt", 0),
+            intern(str(row.get("user") or "")),
+            intern(str(row.get("account") or "")),
+            intern(str(row.get("name") or "")),
+            _whole(row, "array") if row.get("array") is not None else None,
+            _state(row["state"]),
+            _whole(row, "exit_code", 0),
+            _whole(row, "signal", 0),
+            _seconds(row, "start"),
+            _seconds(row, "end"),
+            tuple(dict.fromkeys(map(_node, _list(row["nodes"])))),
+            {node: _one(tuple(map(_gpu, _list(one)))) for node, one in gpus.items()} if gpus else None,
+            _text(row.get("failed_node")),
+            _text(row.get("log")),
+            _text(row.get("log_class")),
+            None,
+            str(row.get("submit") or ""),
+        )
+    except KeyError as error:
+        raise ValueError(f"no key {error}") from None
+    except TypeError as error:
+        raise ValueError(f"a value of the wrong kind: {error}") from None
+
+
+def read_event(row: Mapping[str, Any]) -> Event:
+    """A line of EVENTS. Raises ValueError, which names the key."""
+    try:
+        detail = row.get("detail") or {}
+        if not isinstance(detail, dict):
+            raise TypeError(f"'detail' is {str(detail)[:80]!r}, where an object belongs")
+        if row["source"] == "test" and not (
+            detail.get("level") in (1, 2, 3, 4) and isinstance(detail.get("passed"), bool)
+        ):
+            raise TypeError("'detail' of a test: its 'level' (1 to 4) and 'passed' (true or false) belong there")
+        return Event(
+            _seconds(row, "time"),
+            _node(row["node"]),
+            None if row.get("gpu") is None else _gpu(row["gpu"]),
+            _node(row["source"]),
+            str(row.get("code", ""))[:100],
+            str(row.get("severity") or "info"),
+            dict(detail),
+        )
+    except KeyError as error:
+        raise ValueError(f"no key {error}") from None
+    except TypeError as error:
+        raise ValueError(f"a value of the wrong kind: {error}") from None
+
+
+def _whole(row: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """Not what int() takes for one: of an array's task `123_4` it would make job 1234."""
+    value = row[key] if default is None else row.get(key)
+    if type(value) is int:
+        return value
+    if value is None and default is not None:
+        return default
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    raise TypeError(f"{key!r} is {str(value)[:80]!r}, where a whole number belongs")
+
+
+def _state(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise TypeError(f"'state' is {str(value)[:80]!r}, where Slurm's word belongs")
+    word = value.split()[0].upper()
+    return next((one for one in CUT if one.startswith(word[:-1])), word) if word.endswith("+") else word
+
+
+def _seconds(row: Mapping[str, Any], key: str) -> float:
+    try:
+        time = float(row[key])
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(f"{key!r} is {str(row[key])[:80]!r}, not a number of seconds") from None
+    if not -LATEST < time < LATEST:  # nor is NaN; milliseconds are far away
+        raise TypeError(f"{key!r}: {time:g} are not the seconds since 1970")
+    return time
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{str(value)[:80]!r}, where a list belongs")
+    return value
+
+
+def _node(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f"{str(value)[:80]!r}, where a name belongs")
+    return intern(value)
+
+
+def _text(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{str(value)[:80]!r}, where a text belongs")
+    return value
+
+
+@lru_cache(maxsize=16384)
+def _one(gpus: tuple[GpuName, ...]) -> tuple[GpuName, ...]:
+    """The same object for equal ones."""
+    return gpus
+
+
+def _gpu(value: Any) -> Any:
+    if not isinstance(value, (str, int)) or isinstance(value, bool):
+        raise TypeError(f"{str(value)[:80]!r}, where a GPU's UUID or index belongs")
+    return value

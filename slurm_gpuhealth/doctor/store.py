@@ -1,0 +1,212 @@
+"""What would keep the correlator from its evidence: what nodes ship, the store asked in a child, and accounting."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from slurm_gpuhealth.doctor.line import Line, first, number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.doctor.line import Config
+    from slurm_gpuhealth.node.journal import Journal
+
+DAY = 86400.0
+OLD = 3600.0
+"""Seconds after which what waits should have been shipped."""
+ALWAYS = frozenset(("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"))
+"""What Slurm counts without being told."""
+TIMER = 120.0
+"""Seconds between two runs of gpuhealth correlate, and what one takes."""
+MANY = 100
+"""Complete files of all nodes, 4 MiB each, that nobody has taken in."""
+
+
+def examine(settings: Settings, journal: Journal | None, now: float) -> Iterator[Line]:
+    """Ask the store whether it would take what this node has; deadline `store.timeout`."""
+    if not settings.store.url:
+        yield from judge(settings, {}, "", now)
+        return
+    from slurm_gpuhealth import child
+
+    probed = child.probe(lambda: ask(settings), timeout=settings.store.timeout)
+    facts = dict(probed.value or {})
+    if journal:
+        facts |= journal.get("shipped", {})
+        facts["waits"], facts["oldest"] = journal.one("SELECT count(*), min(time) FROM outbox")
+    yield from judge(settings, facts, probed.error or "", now)
+
+
+def ask(settings: Settings) -> dict[str, Any]:
+    """Raises OSError or what psycopg raises: then the store would take nothing."""
+    store = settings.store
+    if not store.url.startswith("postgresql:"):
+        return _ask_folder(store.url[len("file://") :], store.timeout)
+    from slurm_gpuhealth.ship import postgresql as ship_postgresql
+
+    if store.password_file and os.stat(store.password_file).st_mode & 0o077:
+        raise OSError(f"PostgreSQL's library reads no password file that others can; chmod 600 {store.password_file}")
+    with ship_postgresql.connect(settings, "doctor") as db:
+        row = db.execute("SELECT has_table_privilege('inbox', 'INSERT')").fetchone()
+    return {"writable": bool(row and row[0])}
+
+
+def _ask_folder(folder: str, seconds: float) -> dict[str, Any]:
+    """Also whether something there is not root's; of thousands of files, as many as there is time for."""
+    from slurm_gpuhealth.ship import file as ship_file
+
+    refused, until = "", time.monotonic() + seconds / 2
+    names = os.listdir(folder)
+    try:
+        there = ship_file.open_folder(folder)
+        for name in names:
+            if name.endswith(ship_file.END) and not name.startswith(".") and time.monotonic() < until:
+                refused = refused or _refused(name, there)
+    except OSError as error:
+        refused = str(error.strerror)
+    complete = sum(ship_file.BEFORE_TIME in name for name in names)
+    return {"refused": refused, "writable": os.access(folder, os.W_OK | os.X_OK), "complete": complete}
+
+
+def _refused(name: str, there: int) -> str:
+    """Why the controller does not take this file in."""
+    from slurm_gpuhealth.ship import file as ship_file
+
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=there)
+        try:
+            ship_file.refuse_unless_ours(fd, name)
+        finally:
+            os.close(fd)
+    except FileNotFoundError:  # renamed or taken in meanwhile
+        pass
+    except OSError as error:
+        return f"{name!r} {error.strerror}"
+    return ""
+
+
+def judge(settings: Settings, facts: Mapping[str, Any], error: str, now: float) -> Iterator[Line]:
+    """`facts`: of `ask`, and the journal's `shipped`, `waits`, `oldest`. `error`: why the store gave no answer."""
+    url = settings.store.url
+    if not url:
+        yield Line("store", "ok", "store.url is empty: nothing is shipped, nothing waits")
+        return
+    folder = url[len("file://") :] if url.startswith("file:") else ""
+    if error:
+        what, _, remedy = error.partition("; ")
+        remedy = remedy or (f"ls -ld {folder}" if folder else "psql with store.url, as root on this node")
+        yield Line("store", "FAIL", f"the store does not answer: {what}", remedy)
+    elif facts.get("refused"):
+        what, _, remedy = facts["refused"].partition("; ")
+        yield Line("store", "FAIL", f"{folder} is not used: {what}", remedy or f"ls -l {folder}")
+    elif not facts.get("writable"):
+        remedy = (
+            f"chown root: {folder}, and no_root_squash for the nodes"
+            if folder
+            else "GRANT INSERT ON inbox TO the role of store.url (docs/store.md)"
+        )
+        yield Line("store", "FAIL", f"{folder or 'PostgreSQL'}: this node may not write there", remedy)
+    elif facts.get("complete", 0) > MANY:
+        what = f"{facts['complete']} complete files in {folder} wait for the controller"
+        yield Line("store", "warn", what, "on the controller: gpuhealth correlate, from its timer")
+    else:
+        yield Line("store", "ok", f"the store takes what this node saw ({folder or 'PostgreSQL'})")
+    yield from _backlog(facts, now)
+
+
+def _backlog(facts: Mapping[str, Any], now: float) -> Iterator[Line]:
+    waits, last = facts.get("waits") or 0, facts.get("time") or 0
+    if waits and now - max(last, facts["oldest"]) > OLD:
+        why = f": {facts['error']}" if facts.get("error") else ""
+        what = f"{waits} records have waited for {(now - max(last, facts['oldest'])) / 3600:.1f} h{why}"
+        yield Line("outbox", "warn", what, "journalctl -t gpuhealth -n 20")
+    if facts.get("dropped"):
+        count = facts["dropped"][0]
+        what = f"{count} records were dropped while the store was away: verdicts of that time lack them"
+        yield Line("dropped", "warn", what, "in gpuhealth.toml, [store]: a larger outbox_mib")
+
+
+def examine_controller(settings: Settings, here: bool, now: float) -> Iterator[Line]:
+    """On the host where gpuhealth correlate runs: does it, and does it hear of the nodes? `here`: it is a node too."""
+    try:
+        ran = os.stat(os.path.join(settings.paths.run, "correlate.lock")).st_mtime
+    except OSError:
+        ran = 0.0
+    if not settings.store.url or (here and not ran):
+        return
+    from slurm_gpuhealth import child
+
+    probed = child.probe(lambda: silent(settings, now), timeout=settings.store.timeout) if ran else None
+    yield from judge_controller(ran, probed.value or {} if probed else {}, probed.error or "" if probed else "", now)
+
+
+def silent(settings: Settings, now: float) -> dict[str, Any]:
+    """`nodes` in the store, and those that are `silent`: where GPU jobs ended of which nothing came for an hour."""
+    import sqlalchemy as sql
+
+    from slurm_gpuhealth.store import open as opening
+    from slurm_gpuhealth.store import schema
+
+    node, job, of = schema.node.c, schema.attempt_node.c, schema.attempt.c
+    same = [job[name] == of[name] for name in ("cluster", "job", "attempt")]
+    with opening.reading(opening.open_store(settings)) as db:
+        heard = dict(db.execute(sql.select(node.node, sql.func.max(node.last_shipped)).group_by(node.node)).all())
+        ended = sql.select(job.node, sql.func.max(job.end)).where(*same, job.end > now - DAY, job.end < now - OLD)
+        ends = db.execute(ended.where(of.gpu_seconds > 0).group_by(job.node)).all()
+    return {"nodes": len(heard), "silent": sorted(name for name, end in ends if (heard.get(name) or 0) < end)}
+
+
+def judge_controller(ran: float, facts: Mapping[str, Any], error: str, now: float) -> Iterator[Line]:
+    """`ran`: when gpuhealth correlate began last here, 0: never. `facts`: of `silent`."""
+    if not ran or now - ran > OLD:
+        what = (
+            f"gpuhealth correlate ran last {(now - ran) / 3600:.1f} h ago" if ran else "gpuhealth correlate never ran"
+        )
+        remedy = "its timer (docs/correlate.md): systemctl list-timers gpuhealth-correlate.timer"
+        yield Line("correlate", "warn", f"{what} on this host: no job is judged", remedy)
+    else:
+        yield Line("correlate", "ok", f"gpuhealth correlate ran {now - ran:.0f} s ago")
+    if error:
+        yield Line("shipping", "warn", f"which nodes ship can't be told: {error}", "gpuhealth correlate")
+    elif facts.get("silent"):
+        some = ", ".join(facts["silent"][:8]) + (" ..." if facts["silent"][8:] else "")
+        what = f"{len(facts['silent'])} nodes have told nothing of jobs that ended there: {some}"
+        yield Line("shipping", "warn", f"{what}: do their hooks run?", "there: gpuhealth doctor")
+    elif facts.get("nodes"):
+        yield Line("shipping", "ok", f"{facts['nodes']} nodes ship what they see")
+
+
+def judge_slurm_conf(config: Config, settings: Settings) -> Iterator[Line]:
+    """Whether accounting tells which jobs held GPUs. Of a cluster without GPUs it says nothing."""
+    yield from _controller(config, settings)
+    if "gpu" not in first(config, "GresTypes").split(","):
+        return
+    kind = first(config, "AccountingStorageType")
+    counted = first(config, "AccountingStorageTRES").split(",")
+    if kind != "accounting_storage/slurmdbd":
+        if settings.store.url:
+            what = f"AccountingStorageType={kind}: without slurmdbd nobody knows how jobs ended, and none is judged"
+            yield Line("accounting", "warn", what, "in slurm.conf: AccountingStorageType=accounting_storage/slurmdbd")
+    elif not any(one.partition(":")[0] == "gres/gpu" for one in counted):
+        more = ",".join([*(one for one in counted if one and one not in ALWAYS), "gres/gpu"])
+        what = "accounting does not count GPUs: which jobs held some is not known, and others count against nodes too"
+        yield Line("accounting", "warn", what, f"in slurm.conf: AccountingStorageTRES={more}; restart slurmctld")
+    else:
+        yield Line("accounting", "ok", "accounting counts the GPUs of jobs")
+
+
+def _controller(config: Config, settings: Settings) -> Iterator[Line]:
+    """Whether what is turned on in [correlate] can come to anything."""
+    script = first(config, "EpilogSlurmctld")
+    if "gpuhealth" in script and len(script.split()) > 1:
+        what = "EpilogSlurmctld has arguments, which Slurm takes for a part of the name: nothing runs"
+        yield Line("epilog-slurmctld", "FAIL", what, "in slurm.conf: EpilogSlurmctld= a script of its own")
+    kept, waits = number(first(config, "MinJobAge")) or 0, settings.correlate.settle + TIMER
+    if settings.correlate.requeue and 0 < kept < waits:
+        what = f"slurmctld forgets a job {kept} s after its end, before it is judged: none is requeued"
+        yield Line("min-job-age", "warn", what, f"in slurm.conf: MinJobAge={waits + TIMER:.0f}")

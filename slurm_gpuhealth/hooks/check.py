@@ -1,0 +1,122 @@
+"""gpuhealth-check: slurm.conf's HealthCheckProgram. Looks at the node, drains it on a fault. Always exit 0.
+
+Slurm starts it each HealthCheckInterval, also while an earlier one still hangs, and ends it after 60 s.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+
+from slurm_gpuhealth.node import hook, identity, jobs, lock, watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
+    from slurm_gpuhealth.slurm.node import NodeRecord
+
+
+def main() -> None:
+    hook.run(check)
+
+
+def check() -> int:
+    began = time.monotonic()
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    opened = hook.start(node)
+    if not opened:
+        return 0
+    settings, journal = opened
+    turn = lock.take(settings, "check")
+    if turn is None:  # an earlier check still runs
+        return 0
+    try:
+        look(settings, journal, node, began + settings.check.timeout)
+    finally:
+        os.close(turn)
+    return 0
+
+
+def look(settings: Settings, journal: Journal, node: str, deadline: float) -> None:
+    """One check: every source that is on and due, then what the faults call for."""
+    now = time.time()
+    watch.kernel(settings, journal, now)
+    boot = identity.boot_id(settings)
+    if journal.get("inventory-boot") != boot:
+        _first_of_boot(settings, journal, node, now, deadline)
+        journal.put("inventory-boot", boot)
+    elif identity.doubtful(journal, now):
+        identity.learn(settings, journal, node, again=True)
+    for name in watch.SOURCES:
+        left = deadline - time.monotonic()
+        if left > 2 and watch.due(settings, journal, name, now):
+            watch.source(settings, journal, name, now, left)
+    waits = journal.one("SELECT 1 FROM finding WHERE severity = 'fault' AND acted IS NULL AND cleared IS NULL LIMIT 1")
+    put_off = 0 <= now - journal.get("put-off", 0) < settings.slurm.request_poll
+    record = None
+    if waits and not put_off:
+        from slurm_gpuhealth.ladder import drain
+
+        watch.kernel(settings, journal, time.time())  # the Xid of what NVML has just shown names it better
+        drain.act(settings, journal, "check", node, now)
+    elif not jobs.running(journal):
+        record = _poll(settings, journal, node, now)
+    if waits or journal.get("waits"):
+        from slurm_gpuhealth.ladder import waits as budget_waits
+
+        budget_waits.tell(settings, journal, node)
+    if journal.get("stopped"):  # services, for a GPU reset: before a new worker may stop them again
+        from slurm_gpuhealth.ladder import rung_reset
+
+        rung_reset.mend_after_a_kill(settings, journal)
+    if journal.get("hold"):
+        from slurm_gpuhealth.ladder import worker
+
+        worker.tend(settings, journal, node, record, now)
+    elif record is not None and settings.sweep.enabled:
+        from slurm_gpuhealth.ladder import sweep
+
+        if sweep.due(settings, journal, node, record, now):
+            sweep.begin(settings, journal, node, record, now)
+    if not 0 <= now - journal.get("pruned", 0) <= 86400:
+        journal.prune(now - settings.journal.keep)
+        journal.put("pruned", now)
+    journal.put("checked", now)
+    ships = journal.get("ships", 0)  # 0, and no url: nothing is shipped, and the outbox is empty
+    url = settings.store.url
+    if ships != (zlib.crc32(url.encode()) if url else 0) or (ships and journal.one("SELECT 1 FROM outbox LIMIT 1")):
+        from slurm_gpuhealth.ship import outbox
+
+        outbox.ship(settings, journal, node, deadline - time.monotonic())
+
+
+def _first_of_boot(settings: Settings, journal: Journal, node: str, now: float, deadline: float) -> None:
+    """What is asked once a boot: which GPUs are here, under which numbers, and do they pass level 1."""
+    from slurm_gpuhealth.node import run_level
+
+    journal.put("sources", {})  # whatever its interval, every source is read now
+    watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
+    identity.learn(settings, journal, node)  # after NVML, which wakes GPUs: a sleeping one has no UUID yet
+    run_level.run_level(
+        *(settings, journal, "check", 1, identity.everything(journal)),
+        deadline=deadline - 5,
+        reuse=0.0,
+        everything=True,
+    )
+
+
+def _poll(settings: Settings, journal: Journal, node: str, now: float) -> NodeRecord | None:
+    """Our own record, at most once each `slurm.request_poll`; the first time offset, so that nodes take turns."""
+    every = settings.slurm.request_poll
+    last = journal.get("polled")
+    if last is None:
+        last = now - zlib.crc32(node.encode()) % int(every)
+        journal.put("polled", last)
+    if 0 <= now - last < every:
+        return None
+    journal.put("polled", now)
+    from slurm_gpuhealth.node import held
+
+    return held.look_at_hold(settings, journal, node, now)

@@ -1,0 +1,283 @@
+"""From the lines of a log that speak of failures to what it says as a whole: first cause, victims, rank and host."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from slurm_gpuhealth.logs import known as logs_known
+from slurm_gpuhealth.logs import line, python
+from slurm_gpuhealth.outcomes import Cited, Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import Any
+
+    from slurm_gpuhealth.logs.scan import Hit
+
+    Map = dict[str, str]
+    """Rank → host, IP → host (what a log says of itself), and `world` → number of ranks."""
+
+SURE = 0.8
+"""From this confidence on a failure outranks what is less sure, wherever it stands."""
+BAND = 0.2
+"""Of what is not sure, the earliest of those about as likely as the likeliest."""
+CAP = {"node": 0.85}
+COLLATERAL = 20
+SHORTLY = 8
+"""Lines."""
+LISTED = r"[\[{(]?(\d{1,6}(?: ?, ?\d{1,6}){0,200})[\]})]?"
+MISSING = re.compile(
+    rf"[Mm]issing [Rr]anks?:? {LISTED}"
+    rf"|[Rr]anks? {LISTED} (?:did not (?:join|call|enter|respond)|didn't join|(?:has|have) not joined"
+    rf"|failed to (?:pass|join)|never (?:joined|entered)|(?:is|are) missing)"
+    rf"|(?:[Ww]aiting for|did not hear from|no response from)[\w /]{{0,20}} ranks? {LISTED}"
+)
+NRANKS = re.compile(rb"([A-Za-z][\w.-]{0,62}):\d+:\d+ \[\d+\] NCCL INFO [^\n]{0,200}?\brank (\d+) nranks (\d+)")
+OWN_IP = re.compile(
+    rb"([A-Za-z][\w.-]{0,62}):\d+:\d+ \[\d+\] NCCL INFO (?:Bootstrap : Using|NET/(?:IB|Socket) :)"
+    rb"[^\n]{0,300}?[\w.]+:(\d+\.\d+\.\d+\.\d+)<"
+)
+HOSTRANK = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d+)")
+NODERANK = re.compile(rb"Rank (\d+), node ([A-Za-z][\w.-]{0,62}), device")
+WORLD = re.compile(rb"world[_ ]size[=: ]{1,3}(\d+)", re.I)
+ENDED = "killed"
+WAITED = ("NCCL watchdog", "coordination service")
+WORDS = {
+    "application": "the program or its input",
+    "node": "a node's hardware",
+    "fabric": "the network between nodes",
+    "infrastructure": "something that the cluster provides",
+    "user": "a cancellation, a time limit or preemption",
+    "unknown": "something that the log does not tell",
+}
+
+
+def ranks(low: bytes, block: bytes) -> Map:
+    """Which host a rank or an address is on, where the log says so."""
+    told: Map = {}
+    if b"nranks" in low:
+        for host, rank, world in NRANKS.findall(block):
+            told[rank.decode()], told["world"] = host.decode(), world.decode()
+    if b"nccl info" in low:
+        told.update((ip.decode(), host.decode()) for host, ip in OWN_IP.findall(block))
+    if b"host " in low and b"rank " in low:
+        told.update((rank.decode(), host.decode()) for host, rank in HOSTRANK.findall(block))
+    if b", node " in low:
+        told.update((rank.decode(), host.decode()) for rank, host in NODERANK.findall(block))
+    if b"world" in low and "world" not in told:
+        found = WORLD.search(block)
+        told.update({"world": found[1].decode()} if found else {})
+    return told
+
+
+def judge(hits: Sequence[Hit], told: Map, hosts: Sequence[str] = (), files: Sequence[str] = ()) -> Reading:
+    """What all hits of a job together say; there is at least one."""
+    cause = first_cause(hits)
+    known = cause.known
+    named, why = culprits(cause, hits, told, hosts)
+    victims = _victims(cause, hits)
+    rank = cause.said.rank
+    iteration = line.ITERATION.search(cause.said.shown)
+    confidence = min(known.confidence + _agreement(cause, hits), CAP.get(known.cause, 0.95))
+    if known.cause == "unknown":
+        confidence = min(confidence, 0.5)
+    where = f" of {files[cause.file]}" if len(files) > 1 else ""
+    evidence = [f"line {cause.at}{where} is the first cause: {cause.error} ({known.source})"] if cause.at else []
+    evidence += [f"the innermost frame of the user's code is {cause.frame}"] if cause.frame else []
+    evidence += why
+    if known.role == "weak":
+        evidence = ["no known failure: only a hint, of which good runs may have some too"]
+    if known.role == "cascade":
+        evidence.append("nothing in the log says what came before: this is what others say when one has died")
+    away = len({victim.said.rank for victim in victims if victim.said.rank is not None} - {rank})
+    if victims:
+        whom = f"{away} other rank{'s' * (away != 1)} and {len(victims)} lines" if away else f"{len(victims)} lines"
+        evidence.append(f"{whom} are taken for consequences of it")
+    return Reading(
+        known.cause,
+        round(confidence, 2),
+        known.kind,
+        _cited(cause, told),
+        tuple(_cited(victim, told) for victim in _each_rank(victims)),
+        tuple(named),
+        rank,
+        int(iteration[1]) if iteration else None,
+        cause.error,
+        cause.frame,
+        python.fingerprint(cause.error, cause.frame, cause.said.message),
+        tuple(evidence),
+        logs_known.table().advice[known.advice],
+    )
+
+
+def first_cause(hits: Sequence[Hit]) -> Hit:
+    """The hit that the job died of: what is sure first, else what can be a cause, else what others say; the earliest.
+
+    Where there is none of these, words that hint at a cause.
+
+    What the job survived counts only where nothing else is there.
+    Slurm's and the user's "stop" counts only if nothing had gone wrong before.
+    """
+    first = [hit for hit in hits if hit.known.role == "first"]
+    if not first:
+        cascade = [hit for hit in hits if hit.known.role == "cascade"]
+        weak = _hints(hits)
+        if weak and not cascade:
+            return _by_words(weak)
+        said = [hit for hit in cascade if hit.known.cause != "user"] or cascade or list(hits)
+        best = max(hit.known.confidence for hit in said)
+        return _earliest(hit for hit in said if hit.known.confidence >= best)
+    first = [hit for hit in first if not hit.survived] or first
+    sure = [hit for hit in first if hit.known.confidence >= SURE]
+    best = max(hit.known.confidence for hit in first)
+    cause = _earliest(sure or [hit for hit in first if hit.known.confidence > best - BAND])
+    if cause.known.cause == "user":
+        before = [hit for hit in first if hit.known.cause != "user" and hit.known.confidence > _doubt(hit)]
+        before = [hit for hit in before if _order(hit) < _order(cause)]
+        cause = _earliest(before) if before else cause
+    return cause
+
+
+def _doubt(hit: Hit) -> float:
+    """Heat and what people say of a machine do not tell why a job was stopped."""
+    return 0.65 if hit.known.cause == "node" else 0.5
+
+
+def _hints(hits: Sequence[Hit]) -> list[Hit]:
+    """Words that hint at a cause; where the end is told, shortly before it or later."""
+    ends = [hit for hit in hits if hit.error == ENDED]
+    end = min(ends, key=_order) if ends else None
+    return [
+        hit
+        for hit in hits
+        if hit.known.role == "weak" and (end is None or hit.file != end.file or hit.at >= end.at - SHORTLY)
+    ]
+
+
+def _by_words(hits: Sequence[Hit]) -> Hit:
+    """The last line of the cause that most of the last lines speak of: there is nothing better."""
+    end = max(hits, key=_order)
+    hits = [hit for hit in hits if hit.file == end.file and hit.at >= end.at - SHORTLY]
+    votes = Counter(hit.known.cause for hit in hits)
+    most = max(votes.values())
+    return max((hit for hit in hits if votes[hit.known.cause] == most), key=_order)
+
+
+def _earliest(hits: Iterable[Hit]) -> Hit:
+    """By the lines' own clocks where all have one, else as they stand in the files."""
+    some = list(hits)
+    if all(hit.said.time is not None for hit in some):
+        return min(some, key=lambda hit: (hit.said.time, hit.file, hit.at))
+    return min(some, key=_order)
+
+
+def _order(hit: Hit) -> tuple[bool, int, int]:
+    return hit.at == 0, hit.file, hit.at  # 0: after a part that was not read
+
+
+def _agreement(cause: Hit, hits: Sequence[Hit]) -> float:
+    """More confidence where other messages say the same, less where another cause is as good."""
+    others = {hit.known.error: hit.known for hit in hits if hit.known.error != cause.known.error}
+    same = any(one.cause == cause.known.cause and one.role == "first" for one in others.values())
+    rival = any(
+        one.role == "first"
+        and one.cause not in (cause.known.cause, "unknown")
+        and one.confidence >= cause.known.confidence
+        for one in others.values()
+    )
+    return 0.05 * same - 0.1 * rival
+
+
+def culprits(cause: Hit, hits: Sequence[Hit], told: Map, hosts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Hosts that the log singles out, and why, in sentences."""
+    waiting = cause.known.kind == "communication"
+    missing = _missing(hits, told) if waiting else []
+    if missing:
+        names = [host for host in (_host(rank, told, hosts) for rank in missing) if host]
+        said = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing[:8]))}"
+        verb = "is" if len(missing) == 1 else "are"
+        return list(dict.fromkeys(names))[:8], [f"{said} {verb} missing where the others wait"]
+    ends = _ends(hits, told) if waiting else None
+    if ends is not None:
+        return ends, [f"the connections that broke single out {' and '.join(ends)}"] if ends else []
+    died = _first_to_die(hits) if waiting or cause.known.role == "confirm" else None
+    hit = died or cause
+    host = hit.said.host or _host(hit.said.rank, told, hosts)
+    if not host or cause.known.cause == "user":
+        return [], []
+    host = told.get(host, host)
+    return [host], [f"{'the first process to die ran' if died else 'it was'} on {host}"]
+
+
+def _missing(hits: Sequence[Hit], told: Map) -> list[int]:
+    """Ranks that did not come to a collective: named, or the few of whom no watchdog speaks while the others' do."""
+    for hit in hits:
+        found = MISSING.search(hit.said.shown)
+        if found:
+            listed = next(group for group in found.groups() if group)
+            return [int(rank) for rank in listed.split(",")][:8]
+    waited = {hit.said.rank for hit in hits if hit.error in WAITED and hit.said.rank is not None}
+    world = int(told.get("world", "0")[:7])
+    absent = sorted(set(range(world)) - waited) if 2 < world <= 1 << 20 and len(waited) > world // 2 else []
+    return absent if len(absent) <= max(1, world // 16) else []
+
+
+def _ends(hits: Sequence[Hit], told: Map) -> list[str] | None:
+    """The rule of two ends: what only two hosts see singles out both; a peer to which all lead, that one; else
+    nobody. None where no connection is named."""
+    pairs = set()
+    for hit in hits:
+        if hit.known.kind == "communication" and hit.said.peer:
+            peer = told.get(hit.said.peer, hit.said.peer)
+            pairs.add((hit.said.host or "", peer.partition("<")[0]))
+    if not pairs:
+        return None
+    ends = {end for pair in pairs for end in pair if end}
+    peers = {peer for _, peer in pairs}
+    if len(ends) == 2 and len(peers) <= 2:
+        return sorted(ends)
+    return sorted(peers) if len(peers) == 1 and len(pairs) > 1 else []
+
+
+def _first_to_die(hits: Sequence[Hit]) -> Hit | None:
+    """The first process of which a launcher says that it ended, with its host or rank."""
+    ended = [hit for hit in hits if hit.error == ENDED]
+    died = [hit for hit in ended if hit.said.host or hit.said.rank is not None]
+    return _earliest(died) if died else None
+
+
+def _host(rank: int | None, told: Map, hosts: Sequence[str]) -> str | None:
+    if rank is None:
+        return None
+    if str(rank) in told:
+        return told[str(rank)]
+    world = int(told.get("world", "0")[:7])
+    if hosts and world and world % len(hosts) == 0 and rank < world:  # in blocks, as srun and torchrun place them
+        return hosts[rank // (world // len(hosts))]
+    return None
+
+
+def _victims(cause: Hit, hits: Sequence[Hit]) -> list[Hit]:
+    return [
+        hit
+        for hit in hits
+        if hit is not cause
+        and hit.known.role != "weak"
+        and (hit.said.rank is None or (hit.said.rank, hit.error) != (cause.said.rank, cause.error))
+    ]
+
+
+def _each_rank(victims: Sequence[Hit]) -> list[Hit]:
+    """At most one for each rank, the cascades before the rest, COLLATERAL in all."""
+    one: dict[Any, Hit] = {}
+    for hit in sorted(victims, key=lambda hit: hit.known.role == "confirm"):
+        one.setdefault(hit.error if hit.said.rank is None else hit.said.rank, hit)
+    return sorted(one.values(), key=_order)[:COLLATERAL]
+
+
+def _cited(hit: Hit, told: Map) -> Cited:
+    host = hit.said.host or told.get(str(hit.said.rank))
+    host = told.get(host, host) if host else None
+    return Cited(hit.at, hit.said.shown, hit.said.rank, host, hit.said.gpu, hit.said.time)

@@ -1,0 +1,206 @@
+"""Which known failure a line of a log speaks of: patterns.toml, indexed so that most lines cost one look-up."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from slurm_gpuhealth.outcomes import Cause
+
+WORD = re.compile(rb"[a-z]{3,}")
+AROUND = 160
+ROLES = {"noise": 4, "first": 3, "cascade": 2, "confirm": 1, "weak": 0}
+DENIABLE = ("first", "weak")
+# What stands around a phrase when it is no report: "0 failed GPUs", "no uncorrectable ECC", "gpu_lost=0", "fabric
+# manager: running".
+NOT = re.compile(
+    rb"(?:\b(?:no|without|zero)(?:\s+[\w-]+){0,2}|[,:;(\[|]\s*0%?|\b0/\d+"
+    rb"|\b(?:and|with|found|had|has|were|skipped)\s+0"
+    rb"|\b(?:can happen if|(?:possible|common|likely|probable) (?:reasons?|causes?))\b.*)\s*$"
+)
+# A counter in nvidia-smi's table ("Double Bit ECC      : 2") counts the card's life, not this job.
+IS_NOT = re.compile(
+    rb"[a-z]?[\"')\]]{0,2}"
+    rb"(?:[a-z_ -]*\s{3}: \d+\s*$|(?:[\s-]+[a-z_]+){1,2}\s*[:=]\s*0(?![\w.:-]|,\s?\d)"
+    rb"|(?: (?:count|counter|list|status|state|time|errors?|iterations?|steps?|values?|detected))?"
+    rb"(?:\s*[:=?]\s*|\s+i[sn]\s+|\s*\(|\s+)[\"']?"
+    rb"(?:0(?![\w.:-]|,\s?\d)|\[\]|\{\}|not active"
+    rb"|(?:no|none|false|inactive|ok|passed|disabled|running|active|ready|empty)\b|n/a))"
+)
+# And of a node more: what a program is ready for, looks for, or explains, and why Slurm drained some node.
+MIGHT = re.compile(
+    rb"(?:^\s*(?:#(?:sbatch|pbs|bsub)\b|# [a-z]|--?[a-z][\w-]*[ ,<]|reason=).*"
+    rb"|\b(?:previous|earlier|last|prior)(?:ly)? (?:run|job|attempt)\b.*"
+    rb"|(?:^|[.,;:#>\]])\s*(?:if|in case|when|whenever|unless|on|upon|case|raise)\b[^.;:]{0,40}"
+    rb"|\b(?:will|would) \w+ (?:on|when|if)\b[^.;:]{0,40}"
+    rb"|\b(?:check|look|watch|monitor)\w*\s+for\b[^;]{0,40}"
+    rb"|\b(?:exclud|skipp|avoid|explain|simulat|inject)\w*\s+(?:[\w-]+\s+){0,3}"
+    rb"|\bto (?:detect|avoid|prevent|find|handle|survive)\s+"
+    rb"|\b(?:resume|restart|recover|continue)\w*\s+(?:after|from|on)\s+(?:an? )?"
+    rb"|\b(?:may|might|could) (?:be|indicate|mean|point to)\s+(?:[\w-]+\s+){0,3}"
+    rb"|\b(?:probably|possibly|perhaps|presumably|likely|suspect\w*)\b[^.;:]{0,30}"
+    rb"|\b(?:how|what|whether)\b[^.;:]{0,40})[\"']?$"
+)
+MIGHT_BE = re.compile(
+    rb"[a-z]?[\"')]{0,2}\s*(?:errors?|failures?)?\s*"
+    rb"(?:check|test\b|detect(?:ion|or)|monitor|handl|callback|toleran|thresh|polic|recover|counter|simulat|track|list\b"
+    rb"|-> )"
+    rb"|\s+\w+\s+\d{4}-\d\d-\d\dt\d"
+)
+
+
+class Known(NamedTuple):
+    """A known failure; the fields are explained at the head of patterns.toml."""
+
+    error: str
+    cause: Cause
+    kind: str
+    role: str
+    confidence: float
+    advice: str
+    source: str
+
+
+class Pattern(NamedTuple):
+    first: bytes
+    others: tuple[bytes, ...]
+    ordered: bool
+    known: Known
+    rank: tuple[int, float, int]
+    """Of several that fit the highest counts: role, confidence, length."""
+
+
+class Table(NamedTuple):
+    lines: dict[bytes, dict[bytes, list[Pattern]]]
+    """By a word that the line must hold, and by another one, b"" where one is enough; the highest rank first."""
+    anchors: tuple[bytes, ...]
+    advice: dict[str, str]
+
+
+@functools.lru_cache(1)
+def table() -> Table:
+    with open(os.path.join(os.path.dirname(__file__), "patterns.toml"), "rb") as file:
+        told = tomllib.load(file)
+    common = {word.encode() for word in told["common"]}
+    lines: dict[bytes, dict[bytes, list[Pattern]]] = {}
+    for row in told["known"]:
+        rows = row.pop("lines")
+        known = Known(**row)
+        for written in rows:
+            ordered = " & " not in written
+            for pieces, source in expanded(written.split(" * " if ordered else " & "), told["words"]):
+                first, *others = (piece.encode() for piece in pieces)
+                word = max(WORD.findall(source.encode()), key=lambda one: (one not in common, len(one)))
+                rank = ROLES[known.role], known.confidence, len(first) + sum(map(len, others))
+                # Pieces in any order stand as words of their own, so every word of theirs must be there.
+                second = max({b"", *(() if ordered else WORD.findall(" ".join(pieces).encode()))} - {word}, key=len)
+                pattern = Pattern(first, tuple(others), ordered, known, rank)
+                lines.setdefault(word, {}).setdefault(second, []).append(pattern)
+    for by_second in lines.values():
+        for patterns in by_second.values():
+            patterns.sort(key=lambda pattern: pattern.rank, reverse=True)
+    return Table(lines, tuple(anchor.encode() for anchor in told["anchors"]), told["advice"])
+
+
+def expanded(pieces: list[str], sets: dict[str, list[str]]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """`pieces` with each word of a set in the place of the set's `?name`; and what a line is found by: rather a word of
+    a set than those beside it, which are in every other line."""
+    choices = [sets[piece[1:]] if piece[0] == "?" else [piece] for piece in pieces]
+    named = [number for number, piece in enumerate(pieces) if piece[0] == "?"] or range(len(pieces))
+    for one in itertools.product(*choices):
+        yield one, " ".join(one[number] for number in named)
+
+
+def words(low: bytes) -> set[bytes]:
+    """Those words of a text in lower case by which there may be patterns."""
+    return table().lines.keys() & WORD.findall(low)
+
+
+def recognise(low: bytes) -> Known | None:
+    """What a line in lower case speaks of: what ranks highest, noise above all."""
+    best, rank = None, (-1, 0.0, 0)
+    lines = table().lines
+    every = {b"", *WORD.findall(low)}
+    # Many patterns share a piece, and many fit one place: each is looked for and judged once.
+    places: dict[bytes, int] = {}
+    refused: dict[tuple[int, int, bool], bool] = {}
+    for word in lines.keys() & every:
+        by_second = lines[word]
+        for second in by_second.keys() & every:
+            for pattern in by_second[second]:
+                if pattern.rank <= rank:
+                    break
+                found = _ordered(low, pattern) if pattern.ordered else _together(low, pattern, places)
+                if found and not _refused(low, *found, pattern.known, refused):
+                    best, rank = pattern.known, pattern.rank
+                    break
+    return best
+
+
+def _refused(low: bytes, begin: int, end: int, known: Known, judged: dict[tuple[int, int, bool], bool]) -> bool:
+    """`denied`, once for each place."""
+    if known.role not in DENIABLE or (known.cause == "application" and known.kind != "numeric"):
+        return False
+    key = begin, end, known.cause == "node"
+    if key not in judged:
+        judged[key] = denied(low, begin, end, known)
+    return judged[key]
+
+
+def _ordered(low: bytes, pattern: Pattern) -> tuple[int, int] | None:
+    """Where the pieces of a pattern stand one after the other."""
+    begin = low.find(pattern.first)
+    end = begin + len(pattern.first)
+    for piece in pattern.others if begin >= 0 else ():
+        at = low.find(piece, end)
+        if at < 0:
+            return None
+        end = at + len(piece)
+    return (begin, end) if begin >= 0 else None
+
+
+def _together(low: bytes, pattern: Pattern, places: dict[bytes, int]) -> tuple[int, int] | None:
+    """Where the first piece of a pattern stands, if all others stand somewhere too."""
+    begin = -1
+    for piece in (*pattern.others, pattern.first):
+        begin = places.get(piece, -2)
+        if begin == -2:
+            begin = places[piece] = word_at(low, piece)
+        if begin < 0:
+            return None
+    return begin, begin + len(pattern.first)
+
+
+def word_at(low: bytes, piece: bytes) -> int:
+    """Where a piece stands without letters of another word before or after it; -1 nowhere."""
+    at = low.find(piece)
+    while at >= 0:
+        end = at + len(piece)
+        if not (piece[:1].isalpha() and low[at - 1 : at].isalpha()) and not (
+            piece[-1:].isalpha() and low[end : end + 1].isalpha()
+        ):
+            return at
+        at = low.find(piece, end)
+    return -1
+
+
+def denied(low: bytes, begin: int, end: int, known: Known) -> bool:
+    """Whether the line says of the phrase between `begin` and `end` that it is not so, or only could be."""
+    if known.role not in DENIABLE or (known.cause == "application" and known.kind != "numeric"):
+        return False  # what follows the name of an exception is its message
+    before, after = b"x" * (begin > AROUND) + low[max(0, begin - AROUND) : begin], low[end : end + 40]
+    if NOT.search(before) or IS_NOT.match(after):
+        return True
+    return known.cause == "node" and bool(MIGHT.search(before) or MIGHT_BE.match(after))

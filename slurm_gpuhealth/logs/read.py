@@ -1,0 +1,212 @@
+"""What a job died of, by its own log: the first cause, its victims set apart, the rank and the host that it names.
+
+Users write their logs: the verdict `node` here never means more than "test it".
+
+```
+bytes ──scan───────▶ hits: lines that speak of a known failure (patterns.toml) or end a traceback
+hits  ──judge──────▶ Reading
+```
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from slurm_gpuhealth.logs import judge, known, scan
+from slurm_gpuhealth.outcomes import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from slurm_gpuhealth.logs.judge import Map
+    from slurm_gpuhealth.logs.scan import Hit
+
+CHUNK = 4 << 20
+BEFORE = scan.LONG + 16384
+"""Of the block before, to find the frames of a traceback that ends in this one."""
+WHOLE = 1 << 20
+"""At both ends of a file every pattern is sought, in the middle where its lines are much alike; else only what has
+one of a few words, and what stands near that."""
+AROUND = 4096
+"""Bytes on both sides of a hit that are searched for every pattern in the middle of a long file."""
+PARALLEL = 64 << 20
+KEPT = 2000
+"""Hits of one file."""
+ALWAYS = (b"error", b"exception", b"xid", b"nranks")
+
+
+class Found(NamedTuple):
+    """What a stretch of a file says."""
+
+    hits: list[Hit]
+    lines: int
+    ranks: Map
+
+
+def read_text(text: str, hosts: Sequence[str] = ()) -> Reading:
+    """What an excerpt says. `hosts`: the job's nodes, in Slurm's order. An empty one reads in what all others need."""
+    if not text:
+        scan.ready()
+    block = _plain(text.encode("utf-8", "replace"))
+    low = block.lower()
+    among = known.words(low)
+    if not among and not any(one in low for one in ALWAYS):
+        return Reading()
+    seen = scan.hits(block, low, 0, (*among, *ALWAYS))
+    found = _numbered(seen, block, low, 1)
+    return judge.judge(found, judge.ranks(low, block), hosts) if found else Reading()
+
+
+def read_files(
+    paths: Sequence[str], *, head: int | None = None, tail: int | None = None, hosts: Sequence[str] = ()
+) -> Reading:
+    """What the files of one job say: one for each stream, or for each rank. Of each all is read, or its first `head`
+    and last `tail` bytes; lines after a part that was not read have the number 0. `-` is standard input. OSError.
+    """
+    every: list[Hit] = []
+    ranks: Map = {}
+    for number, path in enumerate(paths):
+        found = _file(path, head, tail)
+        every += [hit._replace(file=number) for hit in found.hits]
+        ranks.update(found.ranks)
+    return judge.judge(every, ranks, hosts, paths) if every else Reading()
+
+
+def _file(path: str, head: int | None, tail: int | None) -> Found:
+    fd = 0 if path == "-" else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size if os.path.isfile(f"/proc/self/fd/{fd}") else -1
+        if size < 0:
+            return _stretch(_pieces(fd), 1, size)
+        if head is not None and tail is not None and size > head + tail:
+            first = _stretch(_pieces(fd, 0, head), 1, head)
+            last = _stretch(_pieces(fd, size - tail, size), 0, tail)
+            return Found(first.hits + [hit._replace(at=0) for hit in last.hits], 0, {**first.ranks, **last.ranks})
+        if size >= PARALLEL and path != "-":
+            return _halves(path, size)
+        return _stretch(_pieces(fd, 0, size), 1, size)
+    finally:
+        if fd:
+            os.close(fd)
+
+
+def _halves(path: str, size: int) -> Found:
+    """Both halves at the same time, in two processes."""
+    from concurrent.futures import ProcessPoolExecutor
+
+    middle = size // 2
+    with ProcessPoolExecutor(2) as pool:
+        first, second = pool.map(half, (path, path), (0, middle), (middle, size), (size, size))
+    kept = {_key(hit): hit for hit in first.hits}
+    for hit in second.hits:
+        kept.setdefault(_key(hit), hit._replace(at=hit.at + first.lines))
+    return Found(list(kept.values()), first.lines + second.lines, {**second.ranks, **first.ranks})
+
+
+def half(path: str, begin: int, end: int, size: int) -> Found:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _stretch(_pieces(fd, begin, end), 1, size, begin)
+    finally:
+        os.close(fd)
+
+
+def _pieces(fd: int, begin: int = 0, end: int = -1) -> Iterator[tuple[bytes, bytes]]:
+    """Blocks of a file from `begin` to `end`, or of a pipe to its end, each with some of what stands before it."""
+    before = b""
+    if end >= 0 and begin:
+        before = os.pread(fd, min(begin, BEFORE), max(0, begin - BEFORE))
+    while begin < end:
+        block = os.pread(fd, min(CHUNK, end - begin), begin)
+        if not block:  # cut meanwhile
+            return
+        begin += len(block)
+        # A line is of the block in which it begins.
+        yield before, block + os.pread(fd, scan.LONG, begin).partition(b"\n")[0] * (block[-1:] != b"\n")
+        before = block[-BEFORE:]
+    rest = b""
+    while end < 0 and (block := _filled(fd)):
+        block = rest + block
+        cut = block.rfind(b"\n", max(0, len(block) - scan.LONG)) + 1 or len(block)
+        block, rest = block[:cut], block[cut:]
+        yield before, block
+        before = block[-BEFORE:]
+    if rest:
+        yield before, rest
+
+
+def _filled(fd: int) -> bytes:
+    data = bytearray()
+    while len(data) < CHUNK and (piece := os.read(fd, CHUNK - len(data))):
+        data += piece
+    return bytes(data)
+
+
+def _stretch(pieces: Iterator[tuple[bytes, bytes]], line: int, size: int, done: int = 0) -> Found:
+    kept: dict[Any, Hit] = {}
+    seen: set[tuple[bytes, bytes]] = set()
+    ranks: Map = {}
+    begun = line
+    for before, block in pieces:
+        if b"\n" not in before[-scan.LONG :]:
+            before = b""  # a line without end: what is here of it is read like a line of its own
+        before, block = _plain(before), _plain(block)
+        whole = before + block
+        low = whole.lower()
+        ends = size < 0 or done < WHOLE or done + len(block) > size - WHOLE
+        by_shape = None if b"\r" in block else scan.alike(whole, low, len(before), seen)
+        if by_shape is not None:
+            found = by_shape
+        elif ends:
+            found = scan.hits(whole, low, len(before), (*known.words(low), *ALWAYS))
+        else:
+            found = _around(whole, low, len(before), scan.hits(whole, low, len(before), known.table().anchors))
+        if done < WHOLE or b" nranks " in low[: 1 << 16]:
+            ranks.update(judge.ranks(low, whole))
+        for hit in _numbered(found, whole, low, line - before.count(b"\n")):
+            if len(kept) < KEPT:
+                kept.setdefault(_key(hit), hit)
+        line += block.count(b"\n")
+        done += len(block)
+    return Found(list(kept.values()), line - begun, ranks)
+
+
+def _key(hit: Hit) -> Any:
+    """Of the hits with the same key in a file the first is kept."""
+    return hit.error, hit.said.rank, hit.frame
+
+
+def _plain(block: bytes) -> bytes:
+    """Without the zeros of UTF-16 and of holes, and the middle of very long lines."""
+    return scan.shortened(block.replace(b"\0", b"") if b"\0" in block else block)
+
+
+def _around(whole: bytes, low: bytes, begin: int, found: list[Hit]) -> list[Hit]:
+    """`found`, with what every pattern finds near it."""
+    more = {hit.at: hit for hit in found}
+    last = begin
+    for hit in found[:50]:
+        start, end = max(last, hit.at - AROUND), hit.at + AROUND
+        if end <= last:
+            continue
+        start = max(begin, low.rfind(b"\n", 0, start) + 1)
+        near = low[:end]
+        for one in scan.hits(whole, near, start, (*known.words(near[start:]), *ALWAYS)):
+            more.setdefault(one.at, one)
+        last = end
+    return [more[at] for at in sorted(more)]
+
+
+def _numbered(found: list[Hit], block: bytes, low: bytes, line: int) -> list[Hit]:
+    """`found`, in order, with line numbers in the place of offsets; `line` is the number of the block's first line."""
+    numbered, last = [], 0
+    several = len(found) > 1 or line > 1
+    progress = scan.Progress(low)
+    for hit in found:
+        line += block.count(b"\n", last, hit.at)
+        last = hit.at
+        went_on = hit.known.role == "first" and several and progress.survived(hit.at)
+        numbered.append(hit._replace(at=line, survived=hit.survived or went_on))
+    return numbered

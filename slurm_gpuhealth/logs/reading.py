@@ -1,0 +1,110 @@
+"""What a log said, as JSON and back: nothing of it is believed that is not of its type, in its range and printable."""
+
+from __future__ import annotations
+
+import json
+
+from slurm_gpuhealth.outcomes import CAUSES, Cited, Reading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+KINDS = frozenset(
+    ("", "hardware", "application", "communication", "infrastructure", "user", "memory", "crash", "numeric", "thermal")
+)
+
+
+def to_dict(reading: Reading) -> dict[str, Any]:
+    """As JSON has it."""
+    cause = reading.cause and reading.cause._asdict()
+    return {**reading._asdict(), "cause": cause, "collateral": [one._asdict() for one in reading.collateral]}
+
+
+def from_dict(row: dict[str, Any]) -> Reading:
+    """What to_dict gave. Raises TypeError where it is something else."""
+    reading = Reading(**row)
+    return reading._replace(
+        cause=Cited(**row["cause"]) if row.get("cause") else None,
+        collateral=tuple(Cited(**one) for one in row.get("collateral") or ()),
+        hosts=tuple(reading.hosts),
+        evidence=tuple(reading.evidence),
+    )
+
+
+def read_reading(text: str) -> Reading | None:
+    """A log's reading from JSON; None where it is none. A node has written it: each value is looked at, or one odd row
+    would end every run."""
+    try:
+        return validated(json.dumps(to_dict(from_dict(json.loads(text)))).encode())
+    except (ValueError, TypeError, AttributeError, RecursionError, NotALog):
+        return None
+
+
+class NotALog(Exception):
+    """There is a file, and it is not this job's log; the text says why."""
+
+
+def validated(answer: bytes) -> Reading | None:
+    """What a child said as a Reading, every value of its type, in its range and printable. The child has the user's
+    rights: nothing that it says is believed. Raises ValueError; NotALog with its own words."""
+    try:
+        said = json.loads(answer)
+    except RecursionError:
+        raise ValueError("its reader's answer nests too deep") from None
+    if said is None:
+        return None
+    if not isinstance(said, dict):
+        raise ValueError("its reader's answer is none")
+    if set(said) == {"error"}:
+        raise NotALog(_line(said["error"], 300))
+    if set(said) != set(Reading._fields) or said["verdict"] not in CAUSES or said["kind"] not in KINDS:
+        raise ValueError("its reader's answer is none")
+    return Reading(
+        said["verdict"],
+        _number(said["confidence"], 1.0),
+        said["kind"],
+        None if said["cause"] is None else _cited(said["cause"]),
+        tuple(_cited(one) for one in _list(said["collateral"], 20)),
+        tuple(_line(one, 255) for one in _list(said["hosts"], 20)),
+        _whole(said["rank"]),
+        _whole(said["iteration"]),
+        _line(said["error"], 200),
+        _line(said["frame"], 200),
+        _line(said["fingerprint"], 600),
+        tuple(_line(one, 500) for one in _list(said["evidence"], 20)),
+        _line(said["advice"], 500),
+    )
+
+
+def _cited(value: Any) -> Cited:
+    if not isinstance(value, dict) or set(value) != set(Cited._fields):
+        raise ValueError("its reader's answer cites no line")
+    host = None if value["host"] is None else _line(value["host"], 255)
+    when = None if value["time"] is None else _number(value["time"], 1e11)
+    line = _whole(value["line"]) or 0
+    return Cited(line, _line(value["text"], 500), _whole(value["rank"]), host, _whole(value["gpu"]), when)
+
+
+def _list(value: Any, most: int) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"its reader's answer has {type(value).__name__}, where a list belongs")
+    return value[:most]
+
+
+def _line(value: Any, most: int) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"its reader's answer has {type(value).__name__}, where a text belongs")
+    return "".join(one if one.isprintable() else "?" for one in value[:most])
+
+
+def _number(value: Any, most: float) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= most:
+        raise ValueError(f"its reader's answer has a number that is none of 0 to {most:g}")
+    return float(value)
+
+
+def _whole(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or not 0 <= value < 1 << 53):
+        raise ValueError("its reader's answer has a count that is none")
+    return value

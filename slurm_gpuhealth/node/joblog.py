@@ -1,0 +1,208 @@
+"""The log of a failed job, read in its epilog with its user's rights, and what it says written into the journal.
+
+parent (root)                         child (the job's user, docs/reading-job-logs.md)
+where is it? (node/output.py)    ──▶  opens it, reads head and tail, classifies (logs/read.py)
+checks each value, writes it down ◀── a Reading, as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import time
+from collections import deque
+
+from slurm_gpuhealth import child
+from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.logs.reading import NotALog, to_dict, validated
+from slurm_gpuhealth.node import lock, output, rights
+from slurm_gpuhealth.outcomes import Cited, Reading
+from slurm_gpuhealth.say import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slurm_gpuhealth.config.settings import JobLog, Settings
+    from slurm_gpuhealth.node.environment import Job
+    from slurm_gpuhealth.node.journal import Journal
+
+    Part = tuple[int, str]
+    """The number of its first line, 0 where that is not known; its text."""
+
+MIB = 1 << 20
+ANSWER = 256 << 10
+"""Bytes that a child may say: a Reading of the longest texts has 136 KiB."""
+MEMORY = 1 << 30
+"""Bytes for Python and the classifier, beside 24 for each byte of the log."""
+LEAST = 0.5
+"""Seconds below which it is not begun."""
+SKEW = 60.0
+"""Seconds by which a file server's clock may be behind ours."""
+ENDED = r"\*\*\* JOB {} ON \S{{1,255}} CANCELLED AT (\S{{1,40}}) "
+"""What slurmstepd writes below the output of a run that was requeued, preempted or lost its node."""
+RUNS = 1000
+"""Ends of runs that are looked at, the last ones; what a user has printed beyond that is none."""
+
+
+def read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Reading | None:
+    """Read the failed `job`'s log until `deadline` (monotonic) at most: what it says is also in the journal.
+
+    None: there is none here, or it could not be read, which is said. Raises nothing: the epilog has more to do.
+    """
+    try:
+        return _read(settings, journal, job, min(deadline, time.monotonic() + settings.joblog.timeout))
+    except Exception as error:
+        what = "" if isinstance(error, (NotALog, TimeoutError)) else f"{type(error).__name__}: "
+        say(f"{job.node}: job {job.job_id}: its log was not read: {what}{str(error)[:300]}")
+        return None
+
+
+def _read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Reading | None:
+    if not job.uid or job.gid is None:  # root's own jobs: nothing would be left to give up
+        return None
+    if deadline - time.monotonic() < LEAST:
+        raise TimeoutError("no time is left for it")
+    slurm = replace(settings.slurm, timeout=min(settings.slurm.timeout, settings.joblog.timeout / 2))
+    paths = output.paths(slurm, job)
+    if not paths:
+        return None
+    restart, started, ended = journal.one(
+        "SELECT restart, started, ended FROM job WHERE job = ? AND ended IS NOT NULL ORDER BY ended DESC", job.job_id
+    ) or (job.restart, 0.0, 0.0)
+    since = started if started < ended else 0.0  # equal: the prolog was not ours to see
+
+    def start(left: float) -> child.Completed:
+        return child.told(
+            lambda: as_user(job, paths, settings.joblog, since, restart > 0, left), timeout=left, limit=ANSWER
+        )
+
+    done = lock.guarded(settings, journal, "joblog", deadline - time.monotonic(), start)
+    if done is None:
+        raise TimeoutError("an earlier child can't be killed: a file system hangs")
+    if done.timed_out:
+        raise TimeoutError(f"no answer in {done.seconds:.0f} s")
+    if done.rc != 0:
+        raise OSError(f"its reader died (exit {done.rc})")
+    reading = validated(done.stdout)
+    if reading:
+        journal.write(
+            "INSERT OR REPLACE INTO joblog (job, restart, time, reading) VALUES (?, ?, ?, ?)",
+            *(job.job_id, restart, time.time(), json.dumps(to_dict(reading))),
+        )
+    return reading
+
+
+def as_user(job: Job, paths: Sequence[str], limits: JobLog, since: float, again: bool, seconds: float) -> bytes:
+    """In the child: become the user, read, classify. The Reading as JSON, `null` without a log, or `{"error": …}`.
+
+    `since`: when the job began, 0 if that is not known; `again`: it had run before, maybe into the same file.
+    """
+    try:
+        from slurm_gpuhealth.logs import read as logs
+
+        # What these import and read of ours, now: later we may not enter the folder that Python is in.
+        logs.read_text("")
+        time.strptime("1", "%d")
+        groups = rights.groups_of(job.user, job.uid or 0, job.gid or 0)
+        for stream in (1, 2):
+            os.dup2(0, stream)
+        os.chdir("/")
+        rights.become(job.uid or 0, -1 if job.gid is None else job.gid, groups)
+        most = (limits.head_mib + limits.tail_mib) * MIB * len(paths)
+        rights.limit(int(seconds) + 1, MEMORY + 24 * most)
+        parts, wrong = [], ""
+        for path in paths:
+            try:
+                found = read_file(path, limits.head_mib * MIB, limits.tail_mib * MIB, since)
+                parts += this_attempt(found, job.job_id, since) if again and since else found
+            except (FileNotFoundError, NotADirectoryError):  # as of a job without a file
+                continue
+            except (OSError, NotALog) as error:
+                wrong = f"{path!r}: {error.strerror if isinstance(error, OSError) else error}"
+        if wrong and not parts:
+            raise NotALog(wrong)
+        text, starts = joined(parts)
+        said = to_dict(numbered(logs.read_text(text), starts)) if parts else None
+        return json.dumps(said, ensure_ascii=False).encode("utf-8", "replace")
+    except NotALog as error:
+        return json.dumps({"error": str(error)}).encode()
+    except Exception as error:
+        return json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
+
+
+def read_file(path: str, head: int, tail: int, since: float) -> list[Part]:
+    """The first `head` and the last `tail` bytes of a regular file as it is now; never of anything else."""
+    # O_PATH opens nothing: a device would notice, a FIFO would wait.
+    place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            raise NotALog("not a regular file" if not stat.S_ISLNK(os.fstat(place).st_mode) else "a symbolic link")
+        fd = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+    try:
+        found = os.fstat(fd)
+        if since and found.st_mtime < since - SKEW:
+            raise NotALog("older than the job")
+        size = found.st_size  # 0 in /proc, whose files may never end
+        if size <= head + tail:
+            return [(1, _text(fd, 0, size))] if size else []
+        last = _text(fd, size - tail, tail)
+        return [(1, _text(fd, 0, head)), (0, last.partition("\n")[2] or last)]  # it begins in the middle of a line
+    finally:
+        os.close(fd)
+
+
+def _text(fd: int, offset: int, length: int) -> str:
+    """`length` bytes, fewer where the file was cut meanwhile. Without the zeros of a file's holes."""
+    data = bytearray()
+    while len(data) < length:
+        piece = os.pread(fd, length - len(data), offset + len(data))
+        if not piece:
+            break
+        data += piece
+    return data.replace(b"\0", b"").decode("utf-8", "replace")
+
+
+def this_attempt(parts: list[Part], job_id: int, after: float) -> list[Part]:
+    """What follows the last run that slurmstepd ended before `after`: with --open-mode=append all runs are there."""
+    for place in reversed(range(len(parts))):
+        first, text = parts[place]
+        last = text.rfind("\n")
+        for found in reversed(deque(re.finditer(ENDED.format(job_id), text), RUNS)):
+            if found.end() > last:  # still being written
+                continue
+            try:
+                ended = time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S"))
+            except (ValueError, OverflowError):
+                continue
+            if ended <= after:
+                end = text.index("\n", found.end()) + 1
+                skipped = text.count("\n", 0, end)
+                return [(first and first + skipped, text[end:]), *parts[place + 1 :]]
+    return parts
+
+
+def joined(parts: Sequence[Part]) -> tuple[str, list[tuple[int, int]]]:
+    """One text, and for each part the line at which it begins there and in its file."""
+    text, starts, line = "", [], 1
+    for first, part in parts:
+        starts.append((line, first))
+        part += "" if part.endswith("\n") else "\n"
+        line += part.count("\n")
+        text += part
+    return text, starts
+
+
+def numbered(reading: Reading, starts: Sequence[tuple[int, int]]) -> Reading:
+    """`reading` with the line numbers of the files; 0 where what stands before was not read."""
+
+    def moved(cited: Cited) -> Cited:
+        at, first = max((one for one in starts if one[0] <= cited.line), default=(1, 0))
+        return cited._replace(line=first + cited.line - at if first else 0)
+
+    cause = reading.cause and moved(reading.cause)
+    return reading._replace(cause=cause, collateral=tuple(map(moved, reading.collateral)))

@@ -1,0 +1,89 @@
+"""What runs on this node and which GPUs it holds, from our own journal: no call to the controller.
+
+Also whether a job's GPUs may start without a test: a pass that is still fresh and nothing new since.
+"""
+
+from __future__ import annotations
+
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from slurm_gpuhealth.node.environment import Job
+    from slurm_gpuhealth.node.journal import Journal
+
+FINE = ("ok", "launch", "moved", "cancelled", "requeued")
+"""Outcomes that say nothing against the node: it ended well, never ran here, or somebody wished it."""
+
+
+def started(journal: Journal, job: Job, uuids: Sequence[str], now: float) -> None:
+    """Record that `job` has these GPUs from now on. A requeued job has a row for each of its runs."""
+    journal.write(
+        "INSERT OR REPLACE INTO job (job, restart, uid, user, nodes, gpus, started) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        *(job.job_id, job.restart, _uid(job), job.user, job.num_nodes, ",".join(uuids), now),
+    )
+
+
+def ended(journal: Journal, job: Job, outcome: str, now: float) -> str:
+    """Record how `job` ended as far as an epilog can know; also one whose prolog was not ours to see. The outcome kept.
+
+    The epilog of a run that was requeued already tells the restart count of the next: so it is the open row that ends.
+    """
+    row = journal.one("SELECT restart FROM job WHERE job = ? AND ended IS NULL ORDER BY restart DESC", job.job_id)
+    restart = row[0] if row else job.restart
+    journal.write(
+        "INSERT INTO job (job, restart, uid, user, nodes, gpus, started, ended, exit_code, signal, derived, outcome)"
+        " VALUES (?, ?, ?, ?, ?, '', ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET ended = excluded.ended,"
+        " exit_code = excluded.exit_code, signal = excluded.signal, derived = excluded.derived,"
+        " outcome = CASE outcome WHEN 'moved' THEN outcome ELSE excluded.outcome END",
+        *(job.job_id, restart, _uid(job), job.user, job.num_nodes, now, now),
+        *(job.exit_code, job.signal, job.derived_code << 8 | job.derived_signal, outcome),
+    )
+    kept = journal.one("SELECT outcome FROM job WHERE job = ? AND restart = ?", job.job_id, restart)
+    return str(kept[0]) if kept else outcome
+
+
+def turned_away(journal: Journal, job_id: int) -> None:
+    """The prolog sent this job elsewhere: what its epilog will see here is no failure of the job."""
+    journal.write("UPDATE job SET outcome = 'moved' WHERE job = ? AND ended IS NULL", job_id)
+
+
+def running(journal: Journal, but: int = 0) -> list[tuple[int, list[str]]]:
+    """(job id, its GPUs) of what runs here, other than job `but`. What started before this boot runs no more."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    rows = journal.rows("SELECT job, gpus FROM job WHERE ended IS NULL AND started > ? AND job != ?", booted, but)
+    return [(job, gpus.split(",") if gpus else []) for job, gpus in rows]
+
+
+def holder(journal: Journal, uuid: str, when: float) -> tuple[int, int] | None:
+    """(job id, uid) of the job that held GPU `uuid` at `when`; a fault is often logged just after its job's end."""
+    row = journal.one(
+        "SELECT job, uid FROM job WHERE instr(gpus, ?) AND started <= ? AND coalesce(ended, 1e12) >= ?"
+        " ORDER BY started DESC",
+        *(uuid, when + 1, when - 5),
+    )
+    return (row[0], row[1]) if row else None
+
+
+def fresh_pass(journal: Journal, uuids: Sequence[str], level: int, since: float) -> bool:
+    """Whether each GPU passed run level `level` or a deeper one after `since`, with nothing new on it after that."""
+    for uuid in uuids:
+        row = journal.one(
+            "SELECT time, outcome FROM diagnostic WHERE uuid = ? AND level >= ? ORDER BY id DESC LIMIT 1", uuid, level
+        )
+        if row is None or not since <= row[0] <= time.time() + 1:
+            return False
+        if row[1] not in ("pass", "config"):  # config: nothing against the GPU
+            return False
+        if journal.one(
+            "SELECT 1 FROM finding WHERE severity != 'info' AND time > ? AND (uuid = ? OR uuid IS NULL) LIMIT 1",
+            *(row[0], uuid),
+        ):
+            return False
+    return bool(uuids)
+
+
+def _uid(job: Job) -> int:
+    return -1 if job.uid is None else job.uid

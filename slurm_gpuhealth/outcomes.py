@@ -1,0 +1,150 @@
+"""How jobs end, and why: an attempt of a job, an event on a node, what a log says, a verdict, a suspicion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Literal
+
+    Cause = Literal["application", "node", "fabric", "infrastructure", "user", "unknown"]
+    GpuName = str | int
+    """A GPU's UUID, or its index where nothing better is known."""
+
+CAUSES = ("application", "node", "fabric", "infrastructure", "user", "unknown")
+
+
+class Cited(NamedTuple):
+    """A line of a log."""
+
+    line: int
+    """1-based."""
+    text: str
+    """At most 500 characters, control characters as `?`."""
+    rank: int | None = None
+    host: str | None = None
+    gpu: int | None = None
+    """Local index."""
+    time: float | None = None
+    """Seconds since the epoch, UTC, where the line has a full date; the clock is the job's."""
+
+
+class Reading(NamedTuple):
+    """What a job's log says by itself. Users write their logs: `node` here never means more than "test it"."""
+
+    verdict: Cause = "unknown"
+    confidence: float = 0.0
+    kind: str = ""
+    """The likelihood table's row: `hardware`, `application`, `communication`, `infrastructure`, `user`, `memory` (host
+    OOM), `crash` (a signal without a traceback), `numeric` (NaN or inf), `thermal`; "" nothing useful."""
+    cause: Cited | None = None
+    collateral: tuple[Cited, ...] = ()
+    """Victims: what followed from the first cause, one each rank at most, cut to 20."""
+    hosts: tuple[str, ...] = ()
+    """What the log singles out, as written there: first to die, missing from a collective, both ends of a reset."""
+    rank: int | None = None
+    iteration: int | None = None
+    error: str = ""
+    """The error class: `RuntimeError`, `CUDA error: an illegal memory access`, `NCCL watchdog`."""
+    frame: str = ""
+    """The innermost frame in the user's own code, `train.py:forward`."""
+    fingerprint: str = ""
+    """error | frame | message without numbers, addresses, paths, hosts and pids; "" without a cause."""
+    evidence: tuple[str, ...] = ()
+    """Sentences."""
+    advice: str = ""
+
+
+class Attempt(NamedTuple):
+    """One run of a job: a requeued job is several."""
+
+    job: int
+    attempt: int
+    """Slurm's restart count: 0 first."""
+    user: str
+    account: str
+    name: str
+    array: int | None
+    state: str
+    """Slurm's, its first word: `COMPLETED`, `FAILED`, `TIMEOUT`, `CANCELLED`, `NODE_FAIL`, `OUT_OF_MEMORY`, …"""
+    exit_code: int
+    signal: int
+    start: float
+    end: float
+    nodes: tuple[str, ...]
+    gpus: Mapping[str, tuple[GpuName, ...]] | None = None
+    failed_node: str | None = None
+    log: str | None = None
+    """An excerpt; `log_class` and `reading` say the same in fewer words."""
+    log_class: str | None = None
+    reading: Reading | None = None
+    submit: str = ""
+    """A hash of the submit line; "" unknown."""
+
+
+class Event(NamedTuple):
+    """Something that a node said, or that was done to it."""
+
+    time: float
+    node: str
+    gpu: GpuName | None
+    source: str
+    """`xid`, `sxid`, `dcgm`, `nvml`, `ib`, `aer`, `host`; `drain` (not ours), `repair`; `test` (`level`, `passed`)."""
+    code: str
+    severity: str = "info"
+    detail: Mapping[str, Any] = {}
+
+
+class Term(NamedTuple):
+    """One piece of evidence in a verdict: a sentence, and its log likelihood under each cause."""
+
+    text: str
+    weights: Mapping[str, float]
+    """Cause → natural log of the likelihood; of `node` that of the node which the verdict names or would name."""
+
+
+class Verdict(NamedTuple):
+    """What one attempt died of."""
+
+    job: int
+    attempt: int
+    cause: Cause
+    confidence: float
+    """The posterior of `cause`; of `unknown`: of the likeliest."""
+    node: str | None = None
+    gpu: GpuName | None = None
+    masses: Mapping[str, float] = {}
+    """Cause → posterior, their sum 1."""
+    responsible: Mapping[str, float] = {}
+    """Node → its share of the blame; what is below .001 is left out."""
+    terms: tuple[Term, ...] = ()
+    """The strongest first."""
+    fingerprint: str = ""
+    advice: str = ""
+
+
+class Suspicion(NamedTuple):
+    """How much worse than its peers a node has been for the jobs that ran on it."""
+
+    node: str
+    time: float
+    p_lemon: float
+    hazard_per_day: float
+    """Expected failures a day of allocated time."""
+    observed: float
+    """Failures that are its, by responsibility, decayed."""
+    expected: float
+    """What a good node would have had in the same time, decayed."""
+    rung: str = ""
+    """The rung that is due: `L2`, `L3`, `L4`, `RMA`; "" none."""
+    users: int = 0
+    applications: int = 0
+    hard: int = 0
+    """Hard events of the node itself (Xid, failed test), not decayed, of the last 28 days."""
+    last_test: str = ""
+    """`L3 pass 2026-11-20`; "" none known."""
+    gpus: Mapping[str, float] = {}
+    """GPU → share of the node's suspicion that is tied to it."""
+    terms: tuple[str, ...] = ()
+    """Sentences."""

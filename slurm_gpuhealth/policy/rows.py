@@ -1,0 +1,97 @@
+"""Rows of the policy that no finding can ever meet: a misspelt source, code or detail. Only people are told: a row that
+matches nothing does no harm on a node, and one for a later version's code is none of an error there."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from fnmatch import fnmatchcase
+
+from slurm_gpuhealth.config.check import dotted, line_of, parse_with_lines
+from slurm_gpuhealth.config.settings import Problem
+from slurm_gpuhealth.policy import runbook
+from slurm_gpuhealth.policy.judge import SOURCE_OF
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from slurm_gpuhealth.config.settings import Command, Row, Settings
+
+SOURCES = (*SOURCE_OF, "site")
+NUMBERED = ("xid", "sxid")
+OPEN = ("dcgm", "dcgm-health")
+"""Sources whose codes are DCGM's names, of which a later version has more."""
+EVENT = ("class", "action", "fatal", "link", "pci", "name", "count", "old")
+DETAILS: dict[str, tuple[str, ...]] = {
+    "xid": (
+        *EVENT,
+        *("bits", "gpc", "investigate", "pid", "process", "recovery", "regs", "remap", "sm", "tpc", "unit", "units"),
+        "with",
+    ),
+    "sxid": (*EVENT, "nvswitch", "suspect"),
+    "aer": (*EVENT, "gpu", "layer", "port", "severity"),
+    "nvrm": EVENT,
+    "kernel": EVENT,
+    "nvml": (
+        *("action", "aggregate", "banks", "best", "calls", "celsius", "class", "correctable", "counter", "down"),
+        *("driver", "expected", "how", "new", "now", "number", "nvml", "present", "reasons", "total"),
+        *("uncorrectable", "value", "vbios", "volatile"),
+    ),
+    "driver": ("class",),
+    "inventory": ("class", "driver", "gres", "minor", "switches", "usual", "vbios"),
+    "dcgm": ("bandwidth", "busy", "class", "entity_id", "error", "error_id", "exit_code", "level", "test"),
+    "dcgm-health": ("entity", "error_id", "system", "value", "xid"),
+    "ib": ("class", "pci"),
+    "host": ("class",),
+    "leftover": ("mhz", "milliwatts", "mode", "pid", "process", "reasons", "uid"),
+    "site": ("check", "gpu", "says"),
+}
+"""A finding's source → the names of its details, which `when` may ask for."""
+
+
+def problems(path: str, settings: Settings) -> list[Problem]:
+    """Rows of the site's that nothing can meet; raises ConfigError."""
+    data, lines = parse_with_lines(path)
+    own = settings.policy[: len(data.get("policy", ()))]
+    return [
+        Problem(path, line_of(lines, ("policy", index, key)), dotted(("policy", index, key)), why)
+        for index, key, why in unmatched(own, settings.check.command)
+    ]
+
+
+def unmatched(rows: Sequence[Row], commands: Sequence[Command]) -> Iterator[tuple[int, str, str]]:
+    """Each row that nothing can meet: its place in `rows`, the key that is wrong, and why."""
+    known = [*runbook.named(), *(f"site:{one.name}" for one in commands)]
+    for index, row in enumerate(rows):
+        source, _, code = row.finding.partition(":") if ":" in row.finding else ("*", ":", "*")
+        sources = [one for one in SOURCES if fnmatchcase(one, source)]
+        if not sources:
+            near = _near(source, SOURCES, f":{code}")
+            yield index, "finding", f'no source has the name "{source}", so nothing meets it{near}'
+        elif not any(_has(one, code, known) for one in sources):
+            own = [key for key in known if key.partition(":")[0] in sources]
+            what = "its codes are numbers" if sources[0] in NUMBERED else "none of its codes is like that"
+            yield index, "finding", f"{what}, so nothing meets {row.finding}{_near(row.finding, own)}"
+        else:
+            names = {name for one in sources for name in DETAILS[one]}
+            for name in row.when.keys() - names:
+                what = f'{row.finding} has no detail "{name}", so nothing meets it'
+                yield index, "when", what + _near(name, names)
+
+
+def _has(source: str, code: str, known: Sequence[str]) -> bool:
+    """Whether the source may have a finding whose code is like that."""
+    wild = any(letter in code for letter in "*?[")
+    if source in OPEN:
+        return True
+    if source in NUMBERED:
+        return bool(re.fullmatch(r"[\d*?\[\]!-]+" if wild else r"\d{1,5}", code))
+    return (wild and code == "*") or any(fnmatchcase(key, f"{source}:{code}") for key in known)
+
+
+def _near(word: str, words: Iterable[str], rest: str = "") -> str:
+    """What was meant, or else all that there is."""
+    words = sorted(words)
+    found = difflib.get_close_matches(word, words, 1, cutoff=0.75)
+    return f"; did you mean {found[0]}{rest}?" if found else f"; known: {', '.join(words)}" if words else ""

@@ -1,0 +1,164 @@
+"""What is new in the node's journal to the cluster's record: one line of JSON a row, in order, until it has arrived.
+
+A row waits in the outbox until the store has it for sure. Who is killed in between ships it twice, and the store takes
+it in once: (node, journal, id, sub) names it, and the higher `seq` wins. All that can hang is done in a child.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+
+from slurm_gpuhealth import child
+from slurm_gpuhealth.node import journal_schema, lock
+from slurm_gpuhealth.say import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.node.journal import Journal
+    from slurm_gpuhealth.ship.line import Record
+
+AT_ONCE = 2 << 20
+"""Bytes that one child writes; what waits beyond it is the next child's."""
+MARGIN = 1.0
+"""Seconds that the health check keeps for its own end."""
+
+
+def mark(url: str) -> int:
+    """What `ships` in the journal is while this node ships to `url`; 0: to none."""
+    return zlib.crc32(url.encode()) if url else 0
+
+
+def ship(settings: Settings, journal: Journal, node: str, seconds: float) -> None:
+    """Ship what waits, within `seconds`. What can't be shipped is said once, and waits for the next time."""
+    if journal.folder != settings.paths.state:
+        return  # in the fallback: its rows get their numbers when the disk is good again
+    lost = settings.store.url and not journal.get("shipped")  # with a part of a journal that was corrupt
+    if lost or journal.get("ships", 0) != mark(settings.store.url):
+        _begin(journal, settings.store.url)
+    deadline = time.monotonic() + seconds - MARGIN
+    error = ""
+    try:
+        while settings.store.url and deadline - time.monotonic() > 0 and _some(settings, journal, node, deadline):
+            pass
+    except (OSError, ValueError) as failure:
+        error = str(failure)
+        _bound(journal, settings.store.outbox_mib << 20)
+    shipped = journal.get("shipped", {})
+    if error != shipped.get("error", ""):
+        journal.put("shipped", {**shipped, "error": error})
+    if bool(error) != bool(shipped.get("error")):  # its words may hold a time
+        say(f"store: {error}; what is new waits in the journal" if error else "store: ships again", error=bool(error))
+
+
+def _begin(journal: Journal, url: str) -> None:
+    """From now on to `url`, which knows nothing yet: all that the journal has. No url: nothing waits any more."""
+
+    def begin() -> None:
+        if url:
+            shipped = journal.get("shipped") or {"journal": os.urandom(8).hex(), "seq": 0}
+            journal.put("shipped", {**shipped, "size": 0, "gpus": None})
+        for statement in journal_schema.refill()[: 2 if url else 1]:
+            journal.write(statement)
+        journal.put("ships", mark(url) or None)
+
+    journal.together(begin)
+
+
+def _some(settings: Settings, journal: Journal, node: str, deadline: float) -> bool:
+    """Ship the oldest that wait; whether there may be more. Raises OSError, which says why it was not possible."""
+    shipped = journal.get("shipped")
+    records, last = _waiting(journal)
+    if not last:
+        return False
+    gpus = [[gpu["uuid"], gpu.get("index"), gpu.get("pci"), gpu.get("serial")] for gpu in journal.get("gpus", [])]
+    head: Record = {"kind": "ship", "seq": last, "dropped": shipped.get("dropped")}
+    if gpus != shipped.get("gpus"):
+        head["gpus"] = gpus
+    whose = {"node": node, "journal": shipped["journal"]}
+    batch = [{**whose, **record} for record in (head, *records)]
+    limit = min(settings.store.timeout, deadline - time.monotonic())
+
+    def start(left: float) -> child.Probed:
+        return child.probe(lambda: write(settings, node, batch, shipped["size"]), timeout=left)
+
+    probed = lock.guarded(settings, journal, "store", limit, start)
+    if probed is None:
+        raise OSError("an earlier child can't be killed: the shared directory, or the network, hangs")
+    if probed.error:
+        raise OSError(probed.error)
+    if probed.value is None:
+        say("store: the file of this node is not what it was: all that the journal has is shipped again", error=True)
+        _begin(journal, settings.store.url)
+        return True
+
+    def acknowledge() -> None:
+        journal.put("shipped", {**shipped, "seq": last, "size": probed.value, "time": time.time(), "gpus": gpus})
+        journal.write("DELETE FROM outbox WHERE seq <= ?", last)
+
+    journal.together(acknowledge)
+    return True
+
+
+def _waiting(journal: Journal) -> tuple[list[Record], int]:
+    """The oldest rows that wait, as records, and the last number among them; 0: nothing waits."""
+    records: list[Record] = []
+    columns: dict[str, list[str]] = {}
+    size = last = 0
+    for seq, kind, key, sub, bytes_ in journal.rows(
+        "SELECT seq, kind, id, sub, bytes FROM outbox ORDER BY seq LIMIT 5000"
+    ):
+        if size and size + bytes_ > AT_ONCE:
+            break
+        table, name, part, *_ = journal_schema.SHIPPED[kind]
+        if kind not in columns:
+            columns[kind] = [row[1] for row in journal.rows(f"PRAGMA table_info({table})")]
+        which = f"{name} = ? AND {part} = ?".replace("{}", "")
+        found = journal.one(f"SELECT * FROM {table} WHERE {which}", key, sub)  # noqa: S608 - our own names
+        if found:
+            row = {column: value for column, value in zip(columns[kind], found) if value is not None}
+            records.append({"kind": kind, "seq": seq, "id": key, "sub": sub, "row": row})
+        size, last = size + bytes_, seq
+    return records, last
+
+
+def _bound(journal: Journal, most: int) -> None:
+    """Drop the oldest of what waits beyond `most` bytes, a tenth at once, and count it: the store is told."""
+    size = journal.one("SELECT coalesce(sum(bytes), 0) FROM outbox")[0]
+    if size <= most:
+        return
+
+    def drop() -> None:
+        left, count, times, seq = size, 0, [], 0
+        for seq, when, bytes_ in journal.rows("SELECT seq, time, bytes FROM outbox ORDER BY seq"):  # noqa: B007
+            left, count = left - bytes_, count + 1
+            times.append(when)
+            if left <= most * 0.9:
+                break
+        journal.write("DELETE FROM outbox WHERE seq <= ?", seq)
+        shipped = journal.get("shipped")
+        before, first, last = shipped.get("dropped") or (0, min(times), max(times))
+        dropped = (before + count, min(first, *times), max(last, *times))
+        journal.put("shipped", {**shipped, "dropped": dropped})
+        say(f"store: {count} records dropped: {size >> 20} MiB wait, and store.outbox_mib is {most >> 20}", error=True)
+
+    journal.together(drop)
+
+
+def write(settings: Settings, node: str, batch: list[Record], size: int) -> int | None:
+    """In a child: write the batch, and return when it is safe there: how long the node's file is then (0: no file).
+
+    `size`: how long it was after the last. None: it is shorter now, and what it held is lost.
+    """
+    # Our own lock, for we may outlive the program that started us, and the next must not write beside us.
+    if lock.take(settings, "store-writer", time.monotonic() + settings.store.timeout, real=True) is None:
+        raise TimeoutError("an earlier child still writes")
+    if settings.store.url.startswith("postgresql:"):
+        from slurm_gpuhealth.ship import postgresql as ship_postgresql
+
+        return ship_postgresql.insert(settings, node, batch)
+    from slurm_gpuhealth.ship import file as ship_file
+
+    return ship_file.append(settings.store.url[len("file://") :], node, batch, size)
