@@ -87,7 +87,7 @@ class Lab(Cluster):
         unless `poll` is not the default."""
         super().__init__(lab, health_interval=health_interval, **options)
         self.config = self.lab / "etc/gpuhealth.toml"
-        self.values = {"floor": floor, "poll": poll, "interval": 5}
+        self.values = {"floor": floor, "poll": poll, "interval": max(5, health_interval)}
         self.values |= {"reset": "false", "reboot": "false"}
         self.extra += f"\nRebootProgram={ROOT}/tests/fakes/reboot\n"
         self.touched: set[str] = set()

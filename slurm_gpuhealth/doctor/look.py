@@ -51,7 +51,7 @@ def examine(node: str, settings: Settings, problems: list[str]) -> Iterator[Line
     try:
         record = control.show_node(settings.slurm, node)
     except (control.SlurmError, ValueError) as error:
-        here = not (isinstance(error, control.Refused) and "not found" in error.text)
+        here = not isinstance(error, control.NoSuchNode)
         trouble = error
     path = configuration.config_path()
     if here or os.path.exists(path):

@@ -51,15 +51,19 @@ class ControllerDown(SlurmError):
 class Refused(SlurmError):
     """slurmctld or the client said no."""
 
-    def __init__(self, what: str, rc: int, text: str, answered: bool = False) -> None:
+    def __init__(self, what: str, rc: int, text: str, out: str = "") -> None:
         super().__init__(f"{what}: exit {rc}: {text}")
         self.rc, self.text = rc, text
-        self.answered = answered
-        """Whether there was an answer on standard output, too."""
+        self.out = out
+        """What stood on standard output, too: it may be a user's words."""
 
 
 class NoSuchJob(Refused):
     """The controller does not know the job (any more)."""
+
+
+class NoSuchNode(Refused):
+    """The controller does not know the node."""
 
 
 class Unreadable(Refused):
@@ -71,8 +75,14 @@ class NoProgram(SlurmError):
 
 
 def show_node(slurm: settings.Slurm, name: str) -> records.NodeRecord:
-    """The node's record. An unknown node is Refused."""
-    text = _ask(slurm, slurm.scontrol, "-o", "show", "node", _name(name))
+    """The node's record. NoSuchNode, or Unreadable where it can't be read safely."""
+    unknown = f"Node {_name(name)} not found"  # all that scontrol prints then, on standard output
+    try:
+        text = _ask(slurm, slurm.scontrol, "-o", "show", "node", name)
+    except Refused as error:
+        if unknown in (error.out, error.text):
+            raise NoSuchNode(f"scontrol show node {name}", error.rc, unknown) from None
+        raise
     try:
         return records.parse_node(text, name)
     except ValueError as error:
@@ -89,7 +99,7 @@ def show_job(slurm: settings.Slurm, job_id: int) -> records.JobRecord:
     try:
         text = _ask(slurm, slurm.scontrol, "-o", "show", "job", str(int(job_id)))
     except Refused as error:
-        if error.rc == 1 and not error.answered and error.text == NO_JOB:
+        if error.rc == 1 and not error.out and error.text == NO_JOB:
             raise NoSuchJob(f"scontrol show job {job_id}", 1, NO_JOB) from None
         raise
     try:
@@ -279,7 +289,7 @@ def _ask(slurm: settings.Slurm, *argv: str, streams: int = 1) -> str:
         text = err.strip()
         if any(words in text for words in NO_ANSWER):
             raise ControllerDown(f"{what}: {text}")
-        raise Refused(what, done.rc, text, answered=bool(out.strip()))
+        raise Refused(what, done.rc, text, out.strip())
     return out + err if streams == 2 else out
 
 

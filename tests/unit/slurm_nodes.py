@@ -44,7 +44,7 @@ class Slurm:
 
     def show_node(self, slurm, name):
         if name not in self.nodes:
-            raise control.Refused("show", 1, f"Node {name} not found")
+            raise control.NoSuchNode("show", 1, f"Node {name} not found")
         return self.nodes[name]
 
     def show_nodes(self, slurm, names=""):
