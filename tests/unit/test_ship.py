@@ -344,11 +344,11 @@ state, run, proc, url, add = sys.argv[1:6]
 ship_file.ROTATE = 20000
 settings = Settings(paths=Paths(state=state, run=run, proc=proc), store=Store(url=url))
 journal = open_journal(settings.paths)
-print("ready", flush=True)
 while True:
     for _ in range(3):
         journal.write(add, time.time(), str(time.time_ns()), "x" * 200)
     ship.ship(settings, journal, "n1", 20)
+    print("shipped", flush=True)
 """
 
 
@@ -364,4 +364,4 @@ def test_killed_at_any_moment_nothing_is_lost(shared, journal, folder):
     send(shared, journal)
     known = {row[0] for row in journal.rows("SELECT code FROM finding")}
     assert set(codes(folder)) == known
-    assert known
+    assert len(known) >= 30
