@@ -273,7 +273,7 @@ def test_a_broken_configuration_stops_no_job_and_changes_nothing(lab):
     lab.inject("n1", "xid", 79, "--gpu", 3)
     job = lab.submit("exit 1", gres="gpu:8", nodelist="n1")
     lab.wait(job, "FAILED")
-    lab.check("n1")
+    assert "configuration not used" in lab.hook("check", "n1").stderr
     assert "DRAIN" not in lab.state("n1")
 
 

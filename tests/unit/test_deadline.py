@@ -11,13 +11,15 @@ import pytest
 from slurm_gpuhealth import child, deadline
 from slurm_gpuhealth.config.settings import Paths, Row, Settings
 from slurm_gpuhealth.findings import Finding, Gpu
+from slurm_gpuhealth.hooks import fitness
 from slurm_gpuhealth.node import lock, record
+from slurm_gpuhealth.node.environment import Job
 from slurm_gpuhealth.node.journal import open_journal
 from tests.fakes import node
 from tests.lab import ROOT
 
 SECONDS = 4.0
-GRACE = 1.5
+GRACE = 5.0
 """For a machine that is busy."""
 HOOK = """\
 from slurm_gpuhealth import child
@@ -30,7 +32,7 @@ child.KILL_WAIT, engine.STOP, control.GRACE, budget.SETTLE, claim.ROOM = 0.1, 0.
 import atexit, time
 began = time.monotonic()
 atexit.register(lambda: print(time.monotonic() - began))
-from slurm_gpuhealth.commands.{hook} import main
+from slurm_gpuhealth.hooks.{hook} import main
 main()
 """
 CONFIG = """\
@@ -151,3 +153,17 @@ def test_a_child_and_a_lock_are_waited_for_no_longer_than_there_is_time(settings
     assert lock.take(settings, "diagnostic", time.monotonic() + 60) is None
     assert deadline.left() < 0.5
     os.close(held)
+
+
+def test_level_1_has_most_of_a_prologs_time_where_nothing_waits_for_slurm(settings, journal, monkeypatch):
+    """dcgmi needs 2 x 6 s of its time to stop: a third less, and level 1 would have 3 s of 30."""
+    given = []
+    monkeypatch.setattr(fitness, "_read_nvml", lambda *_: None)
+    monkeypatch.setattr(fitness, "_gpus", lambda *_: ["GPU-1"])
+    monkeypatch.setattr(fitness.run_level, "run_level", lambda *_, deadline, **__: given.append(deadline) or "pass")
+    ends = time.monotonic() + settings.prolog.timeout
+    monkeypatch.setattr(deadline, "ends", ends)
+    job = Job(7, "n1")
+    assert fitness.before_job(settings, journal, job, ends) == 0
+    assert given == [ends - 1]
+    assert deadline.ends == ends

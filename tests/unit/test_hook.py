@@ -44,7 +44,7 @@ def test_slurmd_that_loses_patience_is_no_verdict():
 @pytest.mark.parametrize("program", ["prolog", "epilog", "check"])
 @pytest.mark.parametrize("word", ["-h", "--help"])
 def test_who_asks_for_help_gets_it_and_nothing_is_run(program, word, tmp_path):
-    start = f"from slurm_gpuhealth.commands.{program} import main; main()"
+    start = f"from slurm_gpuhealth.hooks.{program} import main; main()"
     env = {"GPUHEALTH_CONFIG": str(tmp_path / "none.toml"), "SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0"}
     done = subprocess.run([sys.executable, "-c", start, word], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")  # to run would say that there is no configuration

@@ -48,7 +48,7 @@ class Node:
         for _ in range(5):
             self.says("all is well")
         monkeypatch.setenv("SLURMD_NODENAME", "n1")
-        monkeypatch.setattr("slurm_gpuhealth.config.load", lambda node: self.settings)
+        monkeypatch.setattr("slurm_gpuhealth.config.load.load", lambda node: self.settings)
         monkeypatch.setattr("slurm_gpuhealth.config.load.refuse_if_writable_by_others", lambda path: None)
         monkeypatch.setattr("slurm_gpuhealth.node.identity.learn", lambda *_, **__: None)
         monkeypatch.setattr("slurm_gpuhealth.ladder.worker.start", self.start_worker)

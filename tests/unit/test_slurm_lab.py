@@ -55,7 +55,7 @@ def test_strays_are_known_by_their_lab_alone(lab):
     mine, other = daemons(lab), subprocess.Popen(["sleep", "600"], env={"GPUHEALTH_LAB": "/another"})
     mine.start("sleeper", "sleep", "600")
     mine.kill_strays()
-    until(lambda: not mine.alive("sleeper"), "the stray's end", 5)
+    until(lambda: not mine.alive("sleeper"), "the stray's end")
     assert other.poll() is None
     other.kill()
     other.wait()
