@@ -46,7 +46,8 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
 
     uuids = _keeping_time(settings.prolog.timeout, deadline, look)
     # A diagnostic that is cut short finds nothing to tell Slurm, and one that ends in DCGM's own limit leaves time.
-    waits = record.waiting(journal)
+    # Where we hold the node, and a job starts all the same, Slurm is asked whatever it finds: the hold may be lost.
+    waits = record.waiting(journal) or journal.get("hold")
     tested = _keeping_time(settings.prolog.timeout, deadline, test) if waits else test(deadline - 1)
     if tested in UNTESTED:
         say(

@@ -45,7 +45,7 @@ def follow_hold(settings: Settings, journal: Journal, found: NodeRecord, now: fl
     """Take note of what became of our hold, or find it again when the journal was lost."""
     ours, kept = found.ours, journal.get("hold")
     if kept and (not ours or _is_later(ours, kept["reason"])):
-        before, lost = kept, _how_lost(settings, found, kept, now)
+        before, lost = kept, _how_lost(settings, found, kept)
         again = journal.get("lost")
         if lost and not (again and again["fact"] == _fact(before) and 0 <= now - again["time"] < settings.drain.ack):
             journal.together(lambda: _lost(journal, found, before, lost, now))
@@ -64,14 +64,14 @@ def _fact(kept: dict[str, Any]) -> str:
     return " ".join(kept["reason"].split(" ")[:2])
 
 
-def _how_lost(settings: Settings, found: NodeRecord, kept: dict[str, Any], now: float) -> str:
+def _how_lost(settings: Settings, found: NodeRecord, kept: dict[str, Any]) -> str:
     """How a hold that is gone may have been lost by slurmctld; "" where it was an admin. Raises control.SlurmError."""
     if found.owner == "admin":  # it is his word that stands there
         return ""
     if "seen" not in kept:
         return "nobody saw it stand after it was written"
     up = control.up(settings.slurm)
-    if now - up >= kept["seen"] - MEANWHILE:
+    if time.time() - up >= kept["seen"] - MEANWHILE:  # not the time when our program began: it may have tested since
         return f"slurmctld has started anew {up:.0f} s ago, and may have lost it"
     return ""
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 
+from slurm_gpuhealth import deadline
 from slurm_gpuhealth.node.journal_file import NAME, make_private, memory, open_file, seal, undo, unseal
 from slurm_gpuhealth.node.journal_sound import dump, is_sound, of_the_disk, salvage
 
@@ -24,6 +25,8 @@ NUMBERED = ("finding", "diagnostic", "decision", "step")
 LEAP = 1 << 24
 """A journal begun anew numbers what it ships from here on: the old one may have shipped more than it could note."""
 
+WAIT = 10.0
+"""Seconds for another program of ours that looks through a corrupt file; as long as SQLite waits for a lock."""
 ASIDES = 4
 """Corrupt files that are kept: a disk that spoils each of them must not fill up."""
 
@@ -120,9 +123,8 @@ def set_aside(path: str, error: Exception) -> bool:
     another program meanwhile. Raises where that can't be told: a good one must stay, whatever went wrong with it."""
     if isinstance(error, sqlite3.OperationalError) and str(error).startswith(("database is locked", "disk I/O error")):
         raise error
-    lock = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    lock = _alone(os.path.dirname(path))
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         if is_sound(path):
             return False
         found = [os.stat(path + suffix) for suffix in ("", "-wal") if os.path.exists(path + suffix)]
@@ -140,6 +142,21 @@ def set_aside(path: str, error: Exception) -> bool:
         return True
     finally:
         os.close(lock)
+
+
+def _alone(folder: str) -> int:
+    """The folder, open and locked. Raises where who has the lock does not end: a disk may hang under it."""
+    until = min(time.monotonic() + WAIT, deadline.ends)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except OSError as error:
+            if not isinstance(error, BlockingIOError) or time.monotonic() >= until:
+                os.close(lock)
+                raise
+            time.sleep(0.05)
 
 
 def _move(path: str) -> str:

@@ -210,11 +210,15 @@ def put_back(
 
 def _came_between(before: NodeRecord, said: Event) -> bool:
     """Whether this is a word of another's since the record `before`, whose times are slurmctld's too."""
-    known = (before.reason, remark.read_said(before.comment).was)
+    known = any(_is_kept_of(said.reason, text) for text in (before.reason, remark.read_said(before.comment).was))
     ours_or_slurms = said.reason.startswith(reasons.PREFIX) or reasons.is_slurms(said.reason)
-    return (
-        said.start >= before.reason_time > 0 and bool(said.reason) and said.reason not in known and not ours_or_slurms
-    )
+    return said.start >= before.reason_time > 0 and bool(said.reason) and not known and not ours_or_slurms
+
+
+def _is_kept_of(kept: str, text: str) -> bool:
+    """Whether slurmdbd keeps `text` so: its first 255 bytes, and of letters that its database lacks, `?`."""
+    short, whole = ("".join(c for c in one if c.isascii() and c != "?") for one in (kept, text))
+    return short == whole or (len(text.encode("utf-8", "replace")) > reasons.MAX_BYTES and whole.startswith(short))
 
 
 def give_back(slurm: settings.Slurm, name: str) -> Change:

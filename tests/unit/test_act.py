@@ -229,6 +229,17 @@ def test_a_restart_before_the_hold_was_last_seen_to_stand_loses_nothing(settings
     assert (modes(journal), slurm.drains) == (["acked"], 1)
 
 
+def test_a_hold_that_was_lost_while_our_program_ran_is_no_admins_resume(settings, journal, slurm):
+    fault(journal, settings)
+    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
+    slurm.resume()
+    slurm.upsince = time.time()
+    began = time.time() - 60  # and level 1 took that long
+    held.look_at_hold(settings, journal, "n1", began)
+    assert act.act(settings, journal, "prolog", "n1", began) == "drained"
+    assert slurm.drains == 2
+
+
 def test_a_drain_that_slurm_said_yes_to_and_did_not_make_is_made_again(settings, journal, slurm, monkeypatch, capsys):
     fault(journal, settings)
     monkeypatch.setattr(control, "drain", lambda *_: None)

@@ -167,3 +167,18 @@ def test_level_1_has_most_of_a_prologs_time_where_nothing_waits_for_slurm(settin
     assert fitness.before_job(settings, journal, job, ends) == 0
     assert given == [ends - 1]
     assert deadline.ends == ends
+
+
+def test_time_to_ask_for_a_hold_that_may_be_lost_is_kept_though_level_1_hangs(settings, journal, monkeypatch):
+    given = []
+    journal.put("hold", {"reason": "gpuhealth:Xid79 GPU3 L3 queued", "since": 0.0, "seen": 0.0})
+    monkeypatch.setattr(fitness, "_read_nvml", lambda *_: None)
+    monkeypatch.setattr(fitness, "_gpus", lambda *_: ["GPU-1"])
+    monkeypatch.setattr(fitness, "_held_still", lambda *_: "undecided")
+    monkeypatch.setattr(
+        fitness.run_level, "run_level", lambda *_, deadline, **__: given.append(deadline) or "tool-error"
+    )
+    ends = time.monotonic() + settings.prolog.timeout
+    monkeypatch.setattr(deadline, "ends", ends)
+    assert fitness.before_job(settings, journal, Job(7, "n1"), ends) == 0
+    assert given == [pytest.approx(ends - settings.prolog.timeout / 3)]

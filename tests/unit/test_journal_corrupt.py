@@ -1,5 +1,6 @@
 """Whatever a journal's file holds, it is opened or set aside, and the node is looked at by the next check."""
 
+import fcntl
 import os
 import random
 import shutil
@@ -8,6 +9,7 @@ import time
 
 import pytest
 
+from slurm_gpuhealth import deadline
 from slurm_gpuhealth.config.settings import Paths, Row, Settings, Sources
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.hooks import check
@@ -378,6 +380,19 @@ def test_a_good_journal_stays_whatever_the_disk_is_to_blame_for(node, words):
     journal.put("a", 1)
     assert node.journal().get("a") == 1
     assert not any("corrupt" in name for name in os.listdir(node.settings.paths.state))
+
+
+def test_who_looks_through_a_corrupt_file_and_does_not_end_holds_up_nobody_for_ever(node, monkeypatch):
+    paths = node.settings.paths
+    open_journal(paths).db.close()
+    with open(os.path.join(paths.state, NAME), "r+b") as file:
+        file.write(b"scribble")
+    monkeypatch.setattr(deadline, "ends", time.monotonic() + 0.3)
+    other = os.open(paths.state, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    assert open_journal(paths).folder == paths.run
+    os.close(other)
+    assert open_journal(paths).folder == paths.state
 
 
 def test_corrupt_files_do_not_fill_the_disk(node, monkeypatch):

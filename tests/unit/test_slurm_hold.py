@@ -4,7 +4,7 @@ import pytest
 
 from slurm_gpuhealth.config import settings
 from slurm_gpuhealth.slurm import control, hold
-from slurm_gpuhealth.slurm.node import NodeRecord
+from slurm_gpuhealth.slurm.node import Event, NodeRecord
 from slurm_gpuhealth.slurm.reason import Reason, write
 
 WANTED = Reason("Xid79", 3, "L1", "fail", job=1842, next="L3")
@@ -151,6 +151,26 @@ def test_a_write_that_another_overwrote_is_not_called_done(stand):
     change = hold.take(stand.slurm, "n1", WANTED)
     assert not change.done
     assert change.after.reason == "admin"
+
+
+@pytest.mark.parametrize(
+    ("text", "kept", "whose"),
+    [
+        ("fan, Bob", "fan, Bob", "known"),
+        ("ファン故障 Bob", "????? Bob", "known"),
+        ("long " * 80, ("long " * 80)[:255], "known"),
+        ("fan, Bob", "????? Bob", "said meanwhile"),
+        ("long " * 80, "fan, Bob", "said meanwhile"),
+    ],
+)
+def test_only_what_was_said_meanwhile_is_put_back_and_no_known_text_as_slurmdbd_has_it(
+    stand, monkeypatch, text, kept, whose
+):
+    monkeypatch.setattr(control, "events", lambda *_: [Event("n1", 1795211588.0, 0.0, "DRAIN", kept)])
+    stand.set("IDLE+DRAIN", text)
+    before = NodeRecord("n1", "IDLE", frozenset({"DRAIN"}), text.strip(), reason_time=1795211587.0)
+    hold._order(stand.slurm, before, lambda: control.drain(stand.slurm, "n1", WANTED), OURS)
+    assert stand.reason == (OURS if whose == "known" else kept)
 
 
 def test_our_reason_is_reworded_only_when_it_changes(stand):
