@@ -69,7 +69,7 @@ def test_a_reason_is_explained_where_there_is_neither_journal_nor_configuration(
     [
         ("L3 claim", "claim", "place in the budget", "Nothing"),
         ("L3 queued", "queued", "DCGM level 3 begins when no job is left", "squeue -w n7"),
-        ("L4 running try=2", "running", "DCGM level 4 is at it", "gpuhealth ladder cancel n7"),
+        ("L4 running try=2", "running", "DCGM level 4 is running", "gpuhealth ladder cancel n7"),
         ("L3 pass", "pass", "give_back is false", "gpuhealth resume n7"),
         ("L1 fail next=L3", "fail", "DCGM level 1 did not pass; DCGM level 3 follows by itself", "Nothing yet"),
         ("reboot manual", "manual", "A reboot of the node is yours", "gpuhealth-escalate n7"),
