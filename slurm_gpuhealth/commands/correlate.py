@@ -28,7 +28,8 @@ HANGS = 3600.0
 def correlate(node: str, wait: bool, no_actions: bool, as_json: bool) -> None:
     """Judge the failed jobs and suspect nodes that are new since the last run, as root on the controller.
 
-    From a systemd timer each minute, or as EpilogSlurmctld. Exit 0 also while another run is at it, for an hour.
+    From a systemd timer each minute, or as EpilogSlurmctld. If another run is active,
+    this one exits with 0, for up to an hour.
     """
     if os.geteuid() != 0:
         raise click.ClickException("only root, on the controller: it reads every job's record")

@@ -40,7 +40,7 @@ WORST = ("fit", "asked", "not testable", "not run", "not fit")
 @click.option("--through", type=click.Choice(["4"]), help="Go on up to this level although nothing is found.")
 @click.option("--gpu", type=click.IntRange(0, 9999), metavar="N", help="Only this GPU (its index in nvidia-smi).")
 @click.option("--reason", "text", metavar="TEXT", help="Shown behind your name in the node's reason.")
-@click.option("--take-over", is_flag=True, help="Also a node that an admin has drained; his text is put back.")
+@click.option("--take-over", is_flag=True, help="Also a node that an admin has drained; the admin's text is put back.")
 @click.option("--here", is_flag=True, help="This node, as root: it begins at once.")
 @click.option("--no-wait", is_flag=True, help="Ask, and do not wait for the result.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a node at the end.")
@@ -59,7 +59,8 @@ def command(
 
     NODE may be a hostlist, 'n[1-32]': as many as the budget allows are asked. Needs the right to change nodes in Slurm.
 
-    Exit 0 fit, 1 not fit, 2 not testable, 3 could not run; of several the worst. Ctrl-C (130) leaves the node at it.
+    Exit 0 fit, 1 not fit, 2 not testable, 3 could not run; of several nodes the worst.
+    After Ctrl-C (130) the node goes on.
     """
     own = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     if not node and not here:

@@ -190,7 +190,7 @@ def _failed_nodes(settings: Settings, ends: list[Ended]) -> list[Ended]:
 
 
 def _by_hand(down: Noted) -> bool:
-    """Somebody's reason stays also when a node dies that he had drained: then it is in his hands already."""
+    """A reason that an admin wrote stays, even if the drained node dies later: the admin already owns it."""
     return bool(down.reason) and not is_ours(down) and not reasons.is_slurms(down.reason)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LOCK = "worker"
 TRUE_NOW = "severity = 'fault' AND mode = 'enforce' AND cleared IS NULL AND (standing OR seen >= ?)"
-"""Conditions that stand, and events since a time. What an admin acknowledged, or a source in shadow saw, is no bar."""
+"""Conditions that stand, and events since a time. Not what an admin acknowledged or a shadow source saw."""
 EVERY_TIME = 1 << 30
 """For the policy's repetition rules: a row that made a fault once was reached."""
 

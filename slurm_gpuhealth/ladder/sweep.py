@@ -95,7 +95,7 @@ def wanted(record: NodeRecord, pending: list[tuple[tuple[str, ...], str]]) -> bo
 
 
 def _idle(journal: Journal, record: NodeRecord) -> bool:
-    """In service, with no job, and in nobody's hands or mind; nothing found that waits."""
+    """In service, without a job, not reserved or scheduled; no finding waits."""
     free = record.base == "IDLE" and record.owner == "none" and record.partitions and record.flags <= IN_PLACE
     if not free or record.has_job or journal.get("hold"):
         return False

@@ -66,7 +66,7 @@ def _fact(kept: dict[str, Any]) -> str:
 
 def _how_lost(settings: Settings, found: NodeRecord, kept: dict[str, Any]) -> str:
     """How a hold that is gone may have been lost by slurmctld; "" where it was an admin. Raises control.SlurmError."""
-    if found.owner == "admin":  # it is his word that stands there
+    if found.owner == "admin":  # the admin's own text stands there
         return ""
     if "seen" not in kept:
         return "nobody saw it stand after it was written"
