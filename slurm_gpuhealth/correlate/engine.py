@@ -181,7 +181,8 @@ class Correlator:
             share = 1.0
             if gpus:
                 held = gpus.get(one)
-                run = start, end, held
+                if held is not run[2]:
+                    run = start, end, held
                 width = len(held) if held else node.width
                 if width < node.width:
                     share = width / node.width

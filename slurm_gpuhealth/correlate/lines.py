@@ -19,6 +19,9 @@ LATEST = 4_102_444_800.0
 CUT = ("CANCELLED", "OUT_OF_MEMORY", "COMPLETED", "COMPLETING", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "DEADLINE")
 """Those that sacct cuts in a narrow column: `CANCELLED+`, `OUT_OF_ME+`."""
 
+NAMES = frozenset((str, int))
+"""What a GPU is named by: no bool, which is an int too."""
+
 
 def read_attempt(row: Mapping[str, Any]) -> Attempt:
     """A line of JOBS. Raises ValueError, which names the key. Equal names become one object."""
@@ -39,7 +42,7 @@ def read_attempt(row: Mapping[str, Any]) -> Attempt:
             _seconds(row, "start"),
             _seconds(row, "end"),
             tuple(dict.fromkeys(map(_node, _list(row["nodes"])))),
-            {node: _one(tuple(map(_gpu, _list(one)))) for node, one in gpus.items()} if gpus else None,
+            {node: _gpus(_list(one)) for node, one in gpus.items()} if gpus else None,
             _text(row.get("failed_node")),
             _text(row.get("log")),
             _text(row.get("log_class")),
@@ -124,6 +127,10 @@ def _text(value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{str(value)[:80]!r}, where a text belongs")
     return value
+
+
+def _gpus(names: list[Any]) -> tuple[GpuName, ...]:
+    return _one(tuple(names) if NAMES.issuperset(map(type, names)) else tuple(map(_gpu, names)))
 
 
 @lru_cache(maxsize=16384)

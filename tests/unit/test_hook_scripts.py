@@ -89,3 +89,21 @@ def test_the_environment_is_not_obeyed(hook, tmp_path):
     body = "import os, sys\ndef main():\n    print(os.environ['GPUHEALTH_CONFIG'], sys.argv[0])\n"
     done = hook("prolog", body, PYTHONPATH=str(tmp_path), PYTHONHOME="/nowhere", GPUHEALTH_CONFIG="/tmp/evil.toml")
     assert (done.returncode, done.stdout) == (0, "/etc/gpuhealth/gpuhealth.toml gpuhealth-prolog\n")
+
+
+@pytest.mark.parametrize("kind", ["prolog", "epilog", "check"])
+def test_a_program_that_slurm_starts_begins_without_what_pip_would_import(kind):
+    script = SCRIPTS / f"gpuhealth-{kind}"
+    start = (
+        f"import sys; sys.path.insert(0, {str(SCRIPTS.parent)!r}); sys.argv[1:] = ['--help']\n"
+        f"try: exec(open({str(script)!r}).read())\n"
+        "finally: print('re' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        ["/usr/bin/python3", "-I", "-S", "-c", start], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.startswith(f"gpuhealth-{kind}: ")
+    assert done.stdout.endswith("\nFalse\n")
+    project = (SCRIPTS.parent / "pyproject.toml").read_text()
+    assert f'"scripts/{script.name}"' in project
+    assert f"{script.name} =" not in project
