@@ -12,7 +12,8 @@ import click
 from slurm_gpuhealth.config import load as configuration
 from slurm_gpuhealth.config.check import dotted, line_of, parse, parse_with_lines
 from slurm_gpuhealth.config.kinds import UNITS
-from slurm_gpuhealth.config.settings import ConfigError, Problem, Row, Settings
+from slurm_gpuhealth.config.settings import ROWS, ConfigError, Problem, Row, Settings
+from slurm_gpuhealth.diagnose import models
 from slurm_gpuhealth.frozen import asdict
 from slurm_gpuhealth.policy import rows
 
@@ -56,6 +57,13 @@ def _problems(path: str, node: str | None) -> list[Problem]:
             Problem(path, line_of(lines, where), dotted(where), f"would not be run: {one}")
             for one in configuration.unsafe(command.argv[0])
         ]
+    files: list[tuple[Path, str]] = [(("dcgm", "config"), settings.dcgm.config)]
+    files += [(("dcgm", "model", index, "config"), row.config) for index, row in enumerate(settings.dcgm.model)]
+    for place, file in files:
+        # A model's file may be on the nodes that have the model alone.
+        refused = models.refused(file) if len(place) == 2 or os.path.exists(file) else ""
+        if refused:
+            problems.append(Problem(path, line_of(lines, place), dotted(place), refused))
     return problems + rows.problems(path, settings)
 
 
@@ -95,7 +103,7 @@ def _fields(value: Any, where: Path = ()) -> Iterator[tuple[Path, str, Any]]:
         one = getattr(value, key)
         if hasattr(one, "__dict__"):
             yield from _fields(one, (*where, key))
-        elif kind.endswith(("Row, ...]", "Command, ...]")):
+        elif kind in ROWS:
             for index, row in enumerate(one):
                 if isinstance(row, Row):
                     yield (*where, key, index), "Row", row

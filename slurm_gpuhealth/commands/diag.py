@@ -1,4 +1,4 @@
-"""gpuhealth diag show: what the output of `dcgmi diag` means."""
+"""gpuhealth diag: what the output of `dcgmi diag` means, and which tests DCGM runs on this node's GPUs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,70 @@ import sys
 
 import click
 
+from slurm_gpuhealth.frozen import replace
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, BinaryIO
 
     from slurm_gpuhealth.diagnose.model import Diagnosis, Error
+    from slurm_gpuhealth.diagnose.models import Level
 
 LIMIT = 16 << 20
 
 
 @click.group()
 def diag() -> None:
-    """Read the output of dcgmi diag."""
+    """Read the output of dcgmi diag; say which tests run on this node."""
+
+
+@diag.command()
+@click.argument("file", type=click.File("rb"), required=False)
+@click.option("--gpu", metavar="MODEL", help="The GPU model, as in nvidia-smi -L, for [[dcgm.model]]; with FILE.")
+@click.pass_obj
+def plan(node: str, file: BinaryIO | None, gpu: str | None) -> None:
+    """Say which tests of each level DCGM runs on this node's GPUs, which not, and why. Exit 1 if a level can't pass.
+
+    From the node's last runs; or from FILE (`-`: standard input), printed by `dcgmi diag -r 4 -j` with the -c or -p of
+    [dcgm].
+    """
+    from slurm_gpuhealth.commands.common import open_node, settings_of
+    from slurm_gpuhealth.diagnose import models
+    from slurm_gpuhealth.diagnose.parse import parse
+    from slurm_gpuhealth.doctor.look import model_of
+
+    if file:
+        dcgm = settings_of(node).dcgm
+        diagnosis = replace(parse(file.read(LIMIT)), model=gpu or "")
+        shown = models.seen(diagnosis, dcgm)
+        if not shown:
+            raise click.ClickException(f"no result of a diagnostic: {diagnosis.message}")
+        runs = {str(diagnosis.level or 1): shown}
+    else:
+        settings, journal = open_node(node)
+        dcgm, gpu, runs = settings.dcgm, model_of(journal), journal.get("levels", {})
+    levels = list(models.plan(runs, models.settings_for(dcgm, gpu or "")))
+    click.echo("\n".join(line for level in levels for line in _level(level, gpu or "")))
+    for row in models.expected(dcgm, gpu or "", None, runs):
+        click.echo(f"known trouble: {row.words}\n    {row.remedy}")
+    raise SystemExit(0 if all(level.tests or not level.known for level in levels) else 1)
+
+
+def _level(level: Level, gpu: str) -> Iterator[str]:
+    from slurm_gpuhealth.diagnose import models
+
+    if not level.known:
+        yield f"level {level.level}: not known before its first run"
+        return
+    yield f"level {level.level}: {'can pass' if level.tests else 'CAN NOT PASS, and ends as untested'}"
+    yield f"    runs: {', '.join(level.runs) or 'nothing'}"
+    if level.left_out:
+        yield f"    not for this model: {', '.join(level.left_out)}"
+    for name, why in (*level.cannot, *level.without):
+        yield f"    does not run: {name}: {why}"
+    if not level.tests:
+        yield f"    {models.remedy(level, gpu)}"
 
 
 @diag.command()

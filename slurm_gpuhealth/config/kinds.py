@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 MODES = {"Mode": ("enforce", "shadow"), "SourceMode": ("enforce", "shadow", "off")}
 DAY = 86400.0
+PARAMETERS = 100
+LONGEST = {"dcgmi": 256, "pydcgm": 100, "off": 256}
+"""DCGM_MAX_TEST_PARMS, and DCGM_MAX_TEST_PARMS_LEN_V2; DcgmDiag.py (4.6) still has the older, shorter one."""
 
 
 class Wrong(Exception):
@@ -145,6 +148,19 @@ def _like(pattern: str, text: str) -> Callable[[Any], None]:
     return check
 
 
+def _test(value: str) -> None:
+    from slurm_gpuhealth.diagnose.parse import LEVEL_OF
+
+    if value not in LEVEL_OF or value == "software":
+        known = sorted(LEVEL_OF.keys() - {"software"})
+        near = difflib.get_close_matches(value, known, 1)
+        raise Wrong(f'"{near[0]}"' if near else f"tests of levels 2 to 4: {', '.join(known)}")
+
+
+_parameters = _like(
+    r"|[a-z][a-z0-9_]*(\.\w+)+=[^;\s]+(;[a-z][a-z0-9_]*(\.\w+)+=[^;\s]+)*",
+    'what dcgmi takes after -p, "memory.is_allowed=True;pcie.is_allowed=True"',
+)
 _check_deadline = _between(1, 59, "1s to 59s: Slurm kills a health check at 60 s")
 # (class of settings.py, field) → what a value of the right kind must also be. For a list: each of its items.
 CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
@@ -159,6 +175,11 @@ CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
     ("Command", "every"): _between(1, 30 * DAY, "1s to 30d"),
     ("Nvml", "timeout"): _check_deadline,
     ("Dcgm", "health_every"): _between(30, DAY, "30s to 1d: DCGM looks no more often than every 30 s"),
+    ("Dcgm", "parameters"): _parameters,
+    ("Dcgm", "skips"): _test,
+    ("DcgmModel", "gpu"): _like(r"\S.*", 'a GPU model as `nvidia-smi -L` names it, "*L40S*"'),
+    ("DcgmModel", "parameters"): _parameters,
+    ("DcgmModel", "skips"): _test,
     ("Host", "full"): _between(0.01, 1, '"1%" to "100%"'),
     ("Host", "units"): _like(r"[A-Za-z0-9][\w@:.\\-]*", "names of systemd units"),
     ("Host", "d_state_tasks"): _between(1, 1e6, "1 or more"),
@@ -245,6 +266,7 @@ def compare(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]
                 (*here, "timeout"),
                 f"is more than half of check.timeout ({check['timeout']:g} s), all that checks may have",
             )
+    yield from _compare_dcgm({**Settings.dcgm.__dict__, **data.get("dcgm", {})})
     yield from _compare_ladder(data, keep)
     yield from _compare_suspicion(data.get("suspicion", {}))
     for index, row in enumerate(data.get("policy", ())):
@@ -258,6 +280,22 @@ def compare(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]
             yield ("policy", index, "distinct"), "says nothing without times = 2 or more"
         if row["window"] > keep:
             yield ("policy", index, "window"), f"is longer than journal.keep ({keep / DAY:g} d): older ones are gone"
+
+
+def _compare_dcgm(dcgm: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """What dcgmi would silently leave out, and what NVIDIA's Python modules can't take."""
+    rows = [(("dcgm", "model", index), row) for index, row in enumerate(dcgm["model"])]
+    for where, row in [(("dcgm",), dcgm), *rows]:
+        given = row.get("parameters", "").split(";")
+        if row.get("config") and row.get("parameters"):
+            yield (*where, "parameters"), "dcgmi does not read its -c where -p is given: write them into the config"
+        if len(given) >= PARAMETERS:
+            yield (*where, "parameters"), f"DCGM takes {PARAMETERS - 1} at most; a config takes more"
+        backend, limit = dcgm["backend"], LONGEST[dcgm["backend"]]
+        for one in given:
+            if len(one) >= limit:
+                what = f"{one.partition('=')[0]}: {backend} takes {limit - 1} characters at most; a config takes more"
+                yield (*where, "parameters"), what
 
 
 def _compare_ladder(data: dict[str, Any], keep: float) -> Iterator[tuple[tuple[str | int, ...], str]]:

@@ -69,7 +69,7 @@ def build(data: Data, path: str, node: str | None = None) -> Settings:
     for key, value in data.items():
         default = Settings.__dict__[key]
         kind = Settings.__annotations__[key]
-        values[key] = _table(type(default), value, name) if isinstance(value, dict) else _rows(kind, value)
+        values[key] = _table(type(default), value, name) if isinstance(value, dict) else _rows(kind, value, name)
     return Settings(**values)
 
 
@@ -82,12 +82,12 @@ def _table(cls: type, data: Data, node: str) -> Any:
                 value = tuple(one.replace("{node}", node) for one in value)
             else:
                 value = value.replace("{node}", node)
-        values[key] = _rows(kind, value)
+        values[key] = _rows(kind, value, node)
     return cls(**values)
 
 
-def _rows(kind: str, value: Any) -> Any:
-    return tuple(ROWS[kind](**row) for row in value) if kind in ROWS else value
+def _rows(kind: str, value: Any, node: str) -> Any:
+    return tuple(_table(ROWS[kind], row, node) for row in value) if kind in ROWS else value
 
 
 # The cache stands beside the file: each configuration has its own, it needs no path that only the configuration

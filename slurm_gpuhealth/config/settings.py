@@ -127,12 +127,30 @@ class Nvml:
 
 
 @frozen
+class DcgmModel:
+    """One `[[dcgm.model]]`: what DCGM is told of one GPU model, instead of what [dcgm] says of all."""
+
+    gpu: str
+    """As in `Model`."""
+    config: File = ""
+    parameters: str = ""
+    skips: tuple[str, ...] = ()
+
+
+@frozen
 class Dcgm:
     backend: Literal["dcgmi", "pydcgm", "off"] = "dcgmi"
     dcgmi: File = "/usr/bin/dcgmi"
     host: Address = "127.0.0.1:5555"
     pydcgm: File = "/usr/share/datacenter-gpu-manager-4/bindings/python3"
     health_every: Seconds = 300.0
+    config: File = ""
+    """For dcgmi's -c."""
+    parameters: str = ""
+    """For dcgmi's -p."""
+    skips: tuple[str, ...] = ()
+    """Tests whose Skip means: not for this model."""
+    model: tuple[DcgmModel, ...] = ()
 
 
 @frozen
@@ -370,6 +388,7 @@ class Settings:
 
 ROWS: dict[str, type] = {  # a list of tables, by the field's annotation
     "tuple[Command, ...]": Command,
+    "tuple[DcgmModel, ...]": DcgmModel,
     "tuple[Model, ...]": Model,
     "tuple[Row, ...]": Row,
 }

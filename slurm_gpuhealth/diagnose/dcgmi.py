@@ -8,9 +8,9 @@ from functools import lru_cache
 from time import monotonic
 
 from slurm_gpuhealth import child
-from slurm_gpuhealth.diagnose import engine, parse
+from slurm_gpuhealth.diagnose import engine, models, parse
 from slurm_gpuhealth.diagnose.catalogue import number
-from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.frozen import frozen, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,8 +28,27 @@ SHORT = 10.0
 BAD_PARAMETER = 255
 
 
+OUT_OF_TIME = 245
+
+
 class DcgmError(Exception):
     """dcgmi was asked something and gave no use of an answer: what was asked, and what came back."""
+
+
+@frozen
+class Seen:
+    """The GPUs that DCGM sees, by its entity ids."""
+
+    gpus: dict[int, str]
+    """UUIDs: no diagnostic's document has them."""
+    names: dict[int, str]
+    """Models, as the driver names them."""
+    trouble: str = ""
+    """What went wrong after the GPUs were listed."""
+
+    def model(self, ids: Sequence[int]) -> str:
+        """The model of these GPUs (none: of all); DCGM tests GPUs of one model only."""
+        return next((self.names[one] for one in ids or sorted(self.names) if one in self.names), "")
 
 
 def run(
@@ -50,22 +69,29 @@ def run(
     if not engine.answers(settings.host):
         return engine.nothing("tool-error", level, f"no host engine at {settings.host}")
     try:
-        known = discover(settings, min(SHORT, timeout / 2))
+        seen = discovered(settings, min(SHORT, timeout / 2))
         version = version or program_version(settings.dcgmi)
     except DcgmError as error:
         return engine.nothing("tool-error", level, str(error))
+    known = seen.gpus
     ids, lost = engine.select(gpus, known)
     if gpus and not ids:
         return engine.nothing("not-testable", level, f"DCGM does not see {', '.join(lost)}")
+    model = seen.model(ids)
+    settings = models.settings_for(settings, model)
+    if refused := models.refused(settings.config):
+        return engine.nothing("tool-error", level, refused)
     left = timeout - (monotonic() - began)
     limit = max(left - engine.STOP - 1, left / 2)  # when our SIGTERM goes out
     argv = command(level, ids, settings, max(1, int(limit - engine.STOP)), expected, version)
     done = child.run(argv, timeout=limit, grace=engine.STOP, cpus=all_cpus())
-    diagnosis = _read(done, level, ids or sorted(known), limit)
+    diagnosis = _read(done, level, ids or sorted(known), limit, settings.skips)
     if expected and not gpus and done.rc == BAD_PARAMETER:
         message = f"DCGM sees {len(known)} GPUs, not the {expected} expected"
         diagnosis = replace(engine.nothing("not-testable", level, message), exit_code=done.rc)
-    diagnosis = replace(diagnosis, seconds=done.seconds, stuck=done.stuck)
+    if diagnosis.outcome == "tool-error" and (done.timed_out or done.rc == OUT_OF_TIME):
+        diagnosis = engine.explain(diagnosis, models.hangs(level, model, version))
+    diagnosis = replace(diagnosis, seconds=done.seconds, stuck=done.stuck, model=model)
     return engine.finish(diagnosis, known, lost)
 
 
@@ -83,16 +109,20 @@ def command(
         argv += ["-t", str(seconds)]
     if spoken >= HEARTBEAT_SINCE:
         argv.append("--enable-heartbeat")
+    if settings.config:
+        argv += ["-c", settings.config]
+    if settings.parameters:
+        argv += ["-p", settings.parameters]
     return argv
 
 
 def discover(settings: Dcgm, timeout: float = SHORT) -> dict[int, str]:
-    """The GPUs that DCGM sees: entity id → UUID (no diagnostic's document has UUIDs). Raises DcgmError."""
-    return discovered(settings, timeout)[0]
+    """The GPUs that DCGM sees: entity id → UUID. Raises DcgmError."""
+    return discovered(settings, timeout).gpus
 
 
-def discovered(settings: Dcgm, timeout: float = SHORT) -> tuple[dict[int, str], str]:
-    """The same, and what went wrong after the GPUs were listed; "" for nothing. Raises DcgmError.
+def discovered(settings: Dcgm, timeout: float = SHORT) -> Seen:
+    """The GPUs that DCGM sees. Raises DcgmError.
 
     Without the engine's module for NvSwitches dcgmi lists every GPU, says that it can't list those, and exits 223.
     """
@@ -100,25 +130,34 @@ def discovered(settings: Dcgm, timeout: float = SHORT) -> tuple[dict[int, str], 
     text = done.stdout.decode("utf-8", "replace")
     known = gpus_of(text)
     if done.rc == 0:
-        return known, ""
+        return Seen(known, names_of(text))
     counted = re.match(r"\s*(\d+) GPUs? found", text)
     if done.timed_out or done.rc is None or done.rc < 0 or not known or not counted or int(counted[1]) != len(known):
         raise DcgmError(f"dcgmi discovery {_failed(done, timeout)}")
     after = " ".join(line for line in text.splitlines() if line[:1] not in ("|", "+", "") and "GPU" not in line)
     said = " ".join((done.stderr.decode("utf-8", "replace") + " " + after).split())[:200]
-    return known, f"dcgmi discovery ended with exit code {done.rc}: {said or 'no words'}"
+    return Seen(known, names_of(text), f"dcgmi discovery ended with exit code {done.rc}: {said or 'no words'}")
 
 
 def gpus_of(text: str) -> dict[int, str]:
     """The table of `dcgmi discovery -l`: entity id → UUID."""
+    return _column(text, r"Device UUID:\s*(GPU-[0-9A-Fa-f-]+)")
+
+
+def names_of(text: str) -> dict[int, str]:
+    """The same table: entity id → model."""
+    return _column(text, r"\|\s*Name:\s*(\S.*?)\s*\|")
+
+
+def _column(text: str, pattern: str) -> dict[int, str]:
     known: dict[int, str] = {}
     entity = None
     for row in text.splitlines():
         if begins := re.match(r"\|\s*(\d+)\s*\|", row):
             entity = int(begins[1])
-        if uuid := re.search(r"Device UUID:\s*(GPU-[0-9A-Fa-f-]+)", row):
+        if found := re.search(pattern, row):
             if entity is not None:
-                known[entity] = uuid[1]
+                known[entity] = found[1]
         elif row.startswith("+") and known and "Device" not in row:
             entity = None
     return known
@@ -139,9 +178,9 @@ def all_cpus() -> set[int]:
     return set(range(os.sysconf("SC_NPROCESSORS_CONF")))
 
 
-def _read(done: Completed, level: int, ids: Sequence[int], limit: float) -> Diagnosis:
+def _read(done: Completed, level: int, ids: Sequence[int], limit: float, skips: Sequence[str]) -> Diagnosis:
     """The document decides; without one, why the program gave none."""
-    diagnosis = parse.parse(done.stdout, done.rc, level, ids)
+    diagnosis = parse.parse(done.stdout, done.rc, level, ids, skips=skips)
     if diagnosis.gpus or diagnosis.outcome != "tool-error":
         return diagnosis
     if done.timed_out:

@@ -49,6 +49,8 @@ class Result:
     status: str
     warnings: tuple[Warned, ...] = ()
     entity: str = ""
+    info: str = ""
+    """DCGM's remarks: why a test was skipped may be one."""
 
 
 @frozen
@@ -59,6 +61,7 @@ class Test:
     results: tuple[Result, ...]
     summary: str = ""
     warnings: tuple[Warned, ...] = ()
+    info: str = ""
 
 
 @frozen
@@ -148,7 +151,7 @@ def _test(name: str, results: tuple[Result, ...], summary: dict[str, Any]) -> Te
         same = next((warning for warning in left if (warning.id, warning.text) == (own.id, own.text)), None)
         if same:
             left.remove(same)
-    return Test(name, results, _status(summary), tuple(left))
+    return Test(name, results, _status(summary), tuple(left), _info(summary))
 
 
 def _result(result: dict[str, Any]) -> Result:
@@ -156,7 +159,13 @@ def _result(result: dict[str, Any]) -> Result:
     number = next((n for n in map(_int, map(result.get, ("entity_id", "gpu_id", "gpu_ids"))) if n is not None), None)
     gpu = number if group == "GPU" and number is not None and number >= 0 else None
     entity = "" if group == "GPU" else f"{group} {number}"
-    return Result(gpu, _status(result), tuple(_warnings(result.get("warnings"))), entity)
+    return Result(gpu, _status(result), tuple(_warnings(result.get("warnings"))), entity, _info(result))
+
+
+def _info(value: dict[str, Any]) -> str:
+    """A text in v3, a list of them in v4."""
+    info = value.get("info")
+    return line("; ".join(one for one in info if isinstance(one, str)) if isinstance(info, list) else info)
 
 
 def _warnings(value: Any) -> Iterator[Warned]:

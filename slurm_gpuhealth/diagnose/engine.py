@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from slurm_gpuhealth.diagnose.model import Outcome
+    from slurm_gpuhealth.diagnose.models import Trouble
 
 PORT = 5555
 UNIX = "unix://"
@@ -55,6 +56,14 @@ def without(diagnosis: Diagnosis, message: str) -> Diagnosis:
     if diagnosis.outcome not in ("pass", "not-testable"):
         return replace(diagnosis, message=f"{diagnosis.message}; {message}")
     return replace(diagnosis, outcome="not-testable", message=message, advice=advise("not-testable", message))
+
+
+def explain(diagnosis: Diagnosis, trouble: Trouble | None) -> Diagnosis:
+    """`diagnosis` with what is known of a test that hangs."""
+    if not trouble:
+        return diagnosis
+    message = f"{diagnosis.message}; {trouble.words}"
+    return replace(diagnosis, message=message, advice=advise(diagnosis.outcome, message))
 
 
 def nothing(outcome: Outcome, level: int, message: str) -> Diagnosis:

@@ -67,6 +67,10 @@ class TestResult:
     name: str
     outcome: Outcome
     errors: tuple[Error, ...] = ()
+    status: Literal["ran", "skip", "missing"] = "ran"
+    """Whether it ran on any GPU; "skip": DCGM skipped it on all, "missing": DCGM does not speak of it."""
+    why: str = ""
+    """Of a tool error or a skip: what is known, or DCGM's own words."""
 
 
 @frozen
@@ -90,6 +94,8 @@ class Diagnosis:
     """Another diagnostic is running: worth another try later."""
     stuck: Child | None = None
     """A child that can't be killed: remember it, and start no second one (`child.alive`)."""
+    model: str = ""
+    """The GPUs' model, as DCGM names it."""
 
 
 def is_bandwidth(error: Error) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from slurm_gpuhealth.diagnose import catalogue, documents, refusal, tables
+from slurm_gpuhealth.diagnose import catalogue, documents, models, refusal, tables
 from slurm_gpuhealth.diagnose.documents import SOFTWARE
 from slurm_gpuhealth.diagnose.model import HARDWARE, Diagnosis, Error, GpuResult, TestResult, advise, severity
 from slurm_gpuhealth.frozen import replace
@@ -50,9 +50,11 @@ def parse(
     level: int | None = None,
     expected_gpus: Iterable[int] | None = None,
     expected_tests: Collection[str] | None = None,
+    skips: Collection[str] = (),
 ) -> Diagnosis:
     """What `text`, all that a diagnostic printed, means.
 
+    A test in `skips` that DCGM skips on all GPUs is not for this model: it counts neither for nor against a pass.
     With `level` or `expected_tests`, a test that did not run keeps the result from being a pass; with `expected_gpus`
     (DCGM's ids), a GPU that is not in it. Without them, what is there is all that was asked for.
     """
@@ -66,7 +68,7 @@ def parse(
     # dcgmi says ISOLATE and no error that we know is one: then it is one of those that we can't class.
     unclassified = "ISOLATE" if exit_code == ISOLATE_EXIT and not _explained(reading) else "UNKNOWN"
     reading = replace(reading, unclassified=unclassified)
-    return _judge(reading, exit_code, level, expected_gpus, expected_tests)
+    return _judge(reading, exit_code, level, expected_gpus, expected_tests, skips)
 
 
 def _judge(
@@ -75,6 +77,7 @@ def _judge(
     level: int | None,
     expected_gpus: Iterable[int] | None,
     expected_tests: Collection[str] | None,
+    skips: Collection[str],
 ) -> Diagnosis:
     """Results into a diagnosis: errors first, then what did not run, then pass."""
     known = sorted({*reading.serials, *(expected_gpus or ()), *_seen(reading.tests)})
@@ -82,8 +85,10 @@ def _judge(
     ran = {test.name for test in reading.tests}
     level = level or max((LEVEL_OF.get(name, 0) for name in ran), default=0) or None
     blamed: dict[int, list[Error]] = {gpu: [] for gpu in known}
-    tests = [_test(test, reading, blamed) for test in _merged(reading.tests)]
-    tests += [TestResult(name, "not-testable") for name in sorted(asked - ran)]
+    merged = _merged(reading.tests)
+    not_for_it = {test.name for test in merged if test.name in skips and _skipped(test)} - {SOFTWARE}
+    tests = [_test(test, reading, blamed, not_for_it) for test in merged]
+    tests += [TestResult(name, "not-testable", status="missing") for name in sorted(asked - ran)]
     errors = [error for own in blamed.values() for error in own] + [error for test in tests for error in test.errors]
     outcome = _worst([severity(error) for error in errors] + [test.outcome for test in tests])
     trouble = _trouble(reading, exit_code, errors, outcome)
@@ -91,7 +96,9 @@ def _judge(
         outcome = _worst([outcome, "tool-error"])
     if not errors and outcome == "pass" and not known and not any(map(_of_all, reading.tests)):
         outcome, trouble = "not-testable", "no GPU in the document"
-    untested = {gpu: _untested(gpu, reading, asked) for gpu in known}
+    if not_for_it and outcome == "pass" and all(test.name == SOFTWARE or test.status != "ran" for test in tests):
+        outcome, trouble = "not-testable", f"no test is left of level {level}: {', '.join(sorted(not_for_it))} in skips"
+    untested = {gpu: _untested(gpu, reading, asked, not_for_it) for gpu in known}
     if any(untested.values()):
         outcome = _worst([outcome, "not-testable"])
     spoilt: Outcome | None = None
@@ -114,24 +121,44 @@ def _merged(tests: Sequence[Test]) -> list[Test]:
         old = merged.get(test.name)
         if old:
             summary = test.summary if old.summary in ("pass", "") else old.summary
-            test = documents.Test(test.name, old.results + test.results, summary, old.warnings + test.warnings)
+            warnings = old.warnings + test.warnings
+            test = documents.Test(test.name, old.results + test.results, summary, warnings, old.info or test.info)
         merged[test.name] = test
     return list(merged.values())
 
 
-def _test(test: Test, reading: Reading, blamed: dict[int, list[Error]]) -> TestResult:
+def _skipped(test: Test) -> bool:
+    """Whether DCGM skipped it on all GPUs, and has nothing against any of them."""
+    warned = test.warnings or any(result.warnings for result in test.results)
+    return not warned and test.summary in ("skip", "") and {result.status for result in test.results} == {"skip"}
+
+
+def _test(test: Test, reading: Reading, blamed: dict[int, list[Error]], not_for_it: Collection[str]) -> TestResult:
     """Judge one test; errors with a GPU of their own go to `blamed`, the others stay with the test."""
+    if test.name in not_for_it:
+        return TestResult(test.name, "pass", status="skip", why=_why(test))
     own: list[Error] = []
     mine: list[Error] = []
+    trouble = None
+    ran = {one.name for one in reading.tests if any(result.status in RAN for result in one.results)}
     for result in test.results:
         for warned, gpu in _blame(test, result, blamed):
+            known = models.known_trouble(test.name, warned.text, ran, reading.version)
+            if known:
+                trouble = known
+                continue
             error = _error(test, warned, reading, result.entity)
             place = own if gpu is None else blamed[gpu]
             if error not in place:
                 place.append(error)
             mine.append(error)
-    own += [_error(test, warned, reading) for warned in test.warnings]
+    for warned in test.warnings:
+        known = models.known_trouble(test.name, warned.text, ran, reading.version)
+        trouble = known or trouble
+        own += [] if known else [_error(test, warned, reading)]
     mine += own
+    if trouble and not mine:
+        return TestResult(test.name, "tool-error", why=trouble.words)
     if not mine:
         for result in test.results:
             if result.status in FAILED:
@@ -150,7 +177,13 @@ def _test(test: Test, reading: Reading, blamed: dict[int, list[Error]]) -> TestR
         outcome = "tool-error"  # "Skip" without results: cut short, by nvvs' end or by --fail-early
     elif not mine and not (test.name == SOFTWARE and "pass" in statuses) and statuses - {"pass"}:
         outcome = "pass" if test.name in OPTIONAL and statuses <= {"pass", "skip"} else "not-testable"
-    return TestResult(test.name, outcome, tuple(own))
+    ran_here = mine or statuses - {"skip"} or not test.results
+    return TestResult(test.name, outcome, tuple(own), "ran" if ran_here else "skip", "" if ran_here else _why(test))
+
+
+def _why(test: Test) -> str:
+    """DCGM's own words on a test that it skipped."""
+    return "; ".join(dict.fromkeys(one for one in (test.info, *(result.info for result in test.results)) if one))
 
 
 def _blame(test: Test, result: Result, known: Collection[int]) -> Iterable[tuple[Warned, int | None]]:
@@ -183,14 +216,14 @@ def _speaking(reading: Reading) -> str | None:
     return reading.version or ("3.9" if reading.old else None)
 
 
-def _untested(gpu: int, reading: Reading, asked: set[str]) -> str:
+def _untested(gpu: int, reading: Reading, asked: set[str], not_for_it: Collection[str]) -> str:
     """Why the tests asked for say less than "pass" about this GPU; empty when they don't."""
     missing, seen = [], False
     for test in reading.tests:
         statuses = [r.status for r in test.results if r.gpu == gpu or (r.gpu is None and not r.entity)]
         alike = [r.gpu for r in test.results if r.gpu is not None]
         seen = seen or bool(statuses)
-        if test.name in OPTIONAL and test.name not in asked:
+        if (test.name in OPTIONAL and test.name not in asked) or test.name in not_for_it:
             continue
         if test.name == SOFTWARE and "pass" in statuses:
             continue
@@ -252,12 +285,18 @@ def _message(
     if trouble:
         return trouble
     odd = [test.name for test in tests if test.outcome == outcome]
+    known = [test.why for test in tests if test.outcome == outcome == "tool-error" and test.why]
+    if known:
+        return "; ".join(known)
     if outcome == "tool-error":
         return f"{', '.join(odd)} was cut short, or failed without an error on any GPU"
     if outcome == "not-testable":
         gone = [f"GPU {gpu}: {why}" for gpu, why in untested.items() if why]
         return "; ".join(gone) or f"{', '.join(odd)} did not run: is its package installed?"
-    return f"{', '.join(test.name for test in tests)} passed on {len(gpus)} GPU{'s'[: len(gpus) != 1]}"
+    passed = [test.name for test in tests if test.status == "ran"]
+    skipped = ", ".join(test.name for test in tests if test.status == "skip")
+    rest = f"; skipped: {skipped}" if skipped else ""
+    return f"{', '.join(passed)} passed on {len(gpus)} GPU{'s'[: len(gpus) != 1]}{rest}"
 
 
 def _of_all(test: Test) -> bool:

@@ -13,7 +13,7 @@ from importlib import import_module
 from time import monotonic
 
 from slurm_gpuhealth import child
-from slurm_gpuhealth.diagnose import engine, parse
+from slurm_gpuhealth.diagnose import engine, models, parse
 from slurm_gpuhealth.diagnose.dcgmi import all_cpus
 from slurm_gpuhealth.frozen import replace
 
@@ -44,11 +44,15 @@ def run(level: int, gpus: Sequence[str], settings: Dcgm, timeout: float, *, expe
         return replace(
             engine.nothing("tool-error", level, f"pydcgm: {asked.error}"), seconds=asked.seconds, stuck=asked.stuck
         )
-    code, text, known, lost = asked.value
+    code, text, known, lost, model = asked.value
     if lost and not text and not code:
         return engine.nothing("not-testable", level, f"DCGM does not see {', '.join(lost)}")
     ids = engine.select(gpus, known)[0] or sorted(known)
-    diagnosis = engine.finish(parse.parse(text, code & 0xFF if code else None, level, ids), known, lost)
+    skips = models.settings_for(settings, model).skips
+    diagnosis = parse.parse(text, code & 0xFF if code else None, level, ids, skips=skips)
+    if code == TIMEOUT:
+        diagnosis = engine.explain(diagnosis, models.hangs(level, model, None))
+    diagnosis = engine.finish(replace(diagnosis, model=model), known, lost)
     if expected and not gpus and len(known) != expected:
         diagnosis = engine.without(diagnosis, f"DCGM sees {len(known)} GPUs, not the {expected} expected")
     return replace(diagnosis, seconds=monotonic() - began)
@@ -56,26 +60,34 @@ def run(level: int, gpus: Sequence[str], settings: Dcgm, timeout: float, *, expe
 
 def _diagnose(
     level: int, gpus: Sequence[str], settings: Dcgm, seconds: int
-) -> tuple[int, str, dict[int, str], list[str]]:
-    """In the child: (return code, document, GPUs that DCGM sees, GPUs asked for that it does not see)."""
+) -> tuple[int, str, dict[int, str], list[str], str]:
+    """In the child: (return code, document, GPUs that DCGM sees, GPUs asked for that it does not see, model)."""
     os.sched_setaffinity(0, all_cpus())
     handle = _connect(settings)
     discovery = handle.GetSystem().discovery
-    known = {i: _str(discovery.GetGpuAttributes(i).identifiers.uuid) for i in discovery.GetAllSupportedGpuIds()}
+    seen = {i: discovery.GetGpuAttributes(i).identifiers for i in discovery.GetAllSupportedGpuIds()}
+    known = {i: _str(identifiers.uuid) for i, identifiers in seen.items()}
     ids, lost = engine.select(gpus, known)
     if gpus and not ids:
-        return 0, "", known, lost
+        return 0, "", known, lost, ""
+    model = next((_str(seen[i].deviceName) for i in ids or sorted(seen)), "")
+    settings = models.settings_for(settings, model)
+    if refused := models.refused(settings.config):
+        raise RuntimeError(refused)
     diagnostic = import_module("DcgmDiag").DcgmDiag(
-        gpuIds=ids or sorted(known), testNamesStr=str(level), timeout=seconds
+        gpuIds=ids or sorted(known), testNamesStr=str(level), paramsStr=settings.parameters, timeout=seconds
     )
+    if settings.config:
+        with open(settings.config, encoding="utf-8") as file:
+            diagnostic.SetConfigFileContents(file.read())
     try:
         response = diagnostic.Execute(handle.handle)
     except import_module("dcgm_structs").DCGMError as error:
         code = int(error.value)
         if code == TIMEOUT:
             _stop(handle)
-        return code, f"Error: ({code}) {error}", known, lost
-    return 0, json.dumps(_document(response)), known, lost
+        return code, f"Error: ({code}) {error}", known, lost, model
+    return 0, json.dumps(_document(response)), known, lost, model
 
 
 def _connect(settings: Dcgm) -> Any:
@@ -103,7 +115,12 @@ def _document(response: Any) -> dict[str, Any]:
         told.update(own)
         errors = [response.errors[index] for index in own]
         results = [response.results[index] for index in test.resultIndices[: test.numResults]]
-        summary = {"status": STATUS.get(test.result, ""), "warnings": list(_warnings(errors))}
+        remarks = [response.info[index] for index in getattr(test, "infoIndices", ())[: getattr(test, "numInfo", 0)]]
+        summary = {
+            "status": STATUS.get(test.result, ""),
+            "warnings": list(_warnings(errors)),
+            "info": [_str(one.msg) for one in remarks],
+        }
         shown = [_result(result, errors) for result in results if result.result != 4]
         tests.append({"name": _str(test.name), "results": shown, "test_summary": summary})
     system = [error for index, error in enumerate(response.errors[: response.numErrors]) if index not in told]

@@ -10,9 +10,9 @@ import time
 
 from slurm_gpuhealth.config import load as configuration
 from slurm_gpuhealth.doctor import ladder as ladder_rules
+from slurm_gpuhealth.doctor import levels, store
 from slurm_gpuhealth.doctor import node as node_rules
 from slurm_gpuhealth.doctor import slurm_conf as rules
-from slurm_gpuhealth.doctor import store
 from slurm_gpuhealth.doctor.line import Line
 from slurm_gpuhealth.doctor.slurm_conf import Entry
 from slurm_gpuhealth.policy import rows
@@ -170,10 +170,19 @@ def _node(settings: Settings, node: str, record: NodeRecord | None) -> Iterator[
     driven = _driven(settings, journal)
     if root:
         yield from node_rules.judge_gpus(_offered(settings, node), driven, _configured(record), settings)
-    yield from node_rules.judge_dcgm(settings.dcgm, _dcgm(settings, journal), driven)
+    dcgm = _dcgm(settings, journal)
+    yield from node_rules.judge_dcgm(settings.dcgm, dcgm, driven)
+    if journal and dcgm["answers"] and not dcgm["error"]:
+        yield from levels.judge(settings, model_of(journal), dcgm["version"], journal.get("levels", {}))
     if root:
         yield from store.examine(settings, journal, time.time())
     yield from _ladder(settings, journal, record)
+
+
+def model_of(journal: Journal) -> str:
+    """The node's GPU model, as the driver names it; "" where it is not known."""
+    gpus = journal.get("gpus", [])
+    return str(gpus[0].get("name", "")) if gpus else ""
 
 
 def _roots(settings: Settings) -> list[tuple[str, str]]:
@@ -181,8 +190,7 @@ def _roots(settings: Settings) -> list[tuple[str, str]]:
 
 
 def _ladder(settings: Settings, journal: Journal | None, record: NodeRecord | None) -> Iterator[Line]:
-    gpus = journal.get("gpus", []) if journal else []
-    yield from ladder_rules.judge_settings(settings, str(gpus[0].get("name", "")) if gpus else "")
+    yield from ladder_rules.judge_settings(settings, model_of(journal) if journal else "")
     programs = (settings.reset.nvidia_smi, settings.reset.systemctl, *settings.repair.command[:1])
     runs = {path: os.path.isfile(path) and os.access(path, os.X_OK) for path in programs}
     unsafe = [why for path in settings.repair.command[:1] for why in configuration.unsafe(path)]
@@ -292,8 +300,8 @@ def _dcgm(settings: Settings, journal: Journal | None) -> dict[str, Any]:
     try:
         facts["version"] = dcgmi.program_version(dcgm.dcgmi)
         if facts["answers"]:
-            known, facts["trouble"] = dcgmi.discovered(dcgm)
-            facts["seen"] = len(known)
+            seen = dcgmi.discovered(dcgm)
+            facts["seen"], facts["trouble"] = len(seen.gpus), seen.trouble
     except dcgmi.DcgmError as error:
         facts["error"] = str(error)
     return facts

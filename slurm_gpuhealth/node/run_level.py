@@ -69,6 +69,7 @@ def _run(
 ) -> str:
     """Run it, write down a row for each GPU and the findings, and say how it went."""
     from slurm_gpuhealth import diagnose
+    from slurm_gpuhealth.diagnose import models
     from slurm_gpuhealth.node import record
 
     now = time.time()
@@ -82,6 +83,9 @@ def _run(
         return "not-testable"
     asked = uuids or [gpu["uuid"] for gpu in journal.get("gpus", [])]
     _store(journal, program, diagnosis, level, asked, now)
+    shown = models.seen(diagnosis, settings.dcgm)
+    if shown:  # for the doctor: which tests run here
+        journal.put("levels", {**journal.get("levels", {}), str(level): shown})
     findings = diagnose.findings(diagnosis, now)
     if others:  # a row of the policy table makes of this a retest, not a fault
         findings = [replace(one, details={**one.details, "busy": True}) for one in findings]

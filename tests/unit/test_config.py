@@ -68,6 +68,12 @@ def test_the_examples_in_the_shipped_file_load(write):
     assert loaded.check.command[0].argv[0] == "/usr/local/sbin/check-nvme"
     assert [row.finding for row in loaded.policy[:2]] == ["xid:63", "nvml:thermal"]
     assert [row.gpu for row in loaded.ladder.model] == ["*B200*"]
+    assert [(row.gpu, row.skips) for row in loaded.dcgm.model] == [("*L40S*", ("memory_bandwidth",))]
+
+
+def test_the_nodes_name_is_filled_into_the_paths_of_rows(write):
+    text = '[[dcgm.model]]\ngpu = "*"\nconfig = "/etc/{node}.yaml"\n'
+    assert configuration.load(write(text), "n1").dcgm.model[0].config == "/etc/n1.yaml"
 
 
 def test_the_documentation_is_made_from_the_shipped_file():
@@ -142,6 +148,7 @@ def test_a_missing_file_says_so(tmp_path):
 ROW = '[[policy]]\nfinding = "xid:1"\nseverity = "info"\n'
 FAULT = '[[policy]]\nfinding = "xid:1"\nseverity = "fault"\n'
 MODEL = '[[ladder.model]]\ngpu = "*H100*"\nl3 = "10min"\n'
+LONG = "a.b=" + "1" * 96
 COMMAND = '[[check.command]]\nname = "a"\nargv = ["/a"]\n'
 # What it is: the text, the line and the key that the error must name, and a part of what it must say.
 WRONG = {
@@ -193,6 +200,15 @@ WRONG = {
     "level 3 longer than 4": ('[ladder]\nl3 = "3h"', 2, "ladder.l3", "l4 is shorter than l3"),
     "model's level 4 shorter": (MODEL + 'l4 = "5min"', 4, "ladder.model[0].l4", "its l3"),
     "model without a limit": (MODEL, 1, "ladder.model[0].l4", "missing"),
+    "test of no name": ('[dcgm]\nskips = ["memory_bandwith"]', 2, "dcgm.skips", '"memory_bandwidth"'),
+    "level 1 left out": ('[dcgm]\nskips = ["software"]', 2, "dcgm.skips", "tests of levels 2 to 4"),
+    "parameter of no shape": ('[dcgm]\nparameters = "memory"', 2, "dcgm.parameters", "after -p"),
+    "file beside parameters": ('[dcgm]\nconfig = "/c"\nparameters = "a.b=1"', 3, "dcgm.parameters", "not read its -c"),
+    "parameter too long for pydcgm": (f'[dcgm]\nbackend = "pydcgm"\nparameters = "{LONG}"', 3, "dcgm.parameters",
+                                      "a.b: pydcgm takes 99"),
+    "model's parameter too long": (f'[[dcgm.model]]\ngpu = "*"\nparameters = "{LONG}{LONG}{LONG}"', 3,
+                                   "dcgm.model[0].parameters", "dcgmi takes 255"),
+    "too many parameters": (f'[dcgm]\nparameters = "{";".join(["a.b=1"] * 100)}"', 2, "dcgm.parameters", "99 at most"),
     "window longer than the journal": ('[ladder]\nwindow = "90d"', 2, "ladder.window", "journal.keep"),
     "sweep longer than the journal": ('[sweep]\ninterval = "90d"', 2, "sweep.interval", "journal.keep"),
     "sweep without end": ('[sweep]\nlevel = 4\ninterval = "1h"', 3, "sweep.interval", "no time is left"),

@@ -160,3 +160,22 @@ def test_a_password_in_the_stores_address_is_not_shown(gpuhealth, options):
     code, output = gpuhealth(text, "show", *options)
     assert (code, "s3cret" in output) == (0, False)
     assert "postgresql://ctl:***@db:5432/health" in output
+
+
+def test_rows_of_a_table_are_shown_key_by_key(gpuhealth):
+    text = '[[ladder.model]]\ngpu = "*B200*"\nl3 = "1h"\nl4 = "4h"\n[[dcgm.model]]\ngpu = "*"\nskips = ["pcie"]\n'
+    code, output = gpuhealth(text, "show", "--changed")
+    assert code == 0, output
+    assert 'ladder.model[0].l3 = "1h"' in output
+    assert 'dcgm.model[0].skips = ["pcie"]' in output
+
+
+def test_a_config_for_dcgm_that_would_not_be_used_is_said_with_its_line(gpuhealth, tmp_path):
+    large = tmp_path / "large.yaml"
+    large.write_text("x" * 10000)
+    code, output = gpuhealth(f'[dcgm]\nconfig = "/nowhere"\n[[dcgm.model]]\ngpu = "*"\nconfig = "{large}"\n', "check")
+    assert code == 1
+    assert "FILE:2: dcgm.config: dcgm.config is not used: /nowhere" in output
+    assert "FILE:5: dcgm.model[0].config: dcgm.config is not used" in output
+    missing_on_this_node = '[[dcgm.model]]\ngpu = "*L4*"\nconfig = "/nowhere"\n'
+    assert gpuhealth(missing_on_this_node, "check")[0] == 0

@@ -263,10 +263,11 @@ def test_discovery_is_read_as_dcgmi_prints_it():
 
 def test_gpus_are_tested_where_dcgm_can_list_them_but_not_the_switches(node):
     node.save(nvswitch_module=False)
-    known, trouble = dcgmi.discovered(node.settings)
-    assert known == {entity: UUIDS[number] for entity, number in enumerate(ORDER)}
-    assert "exit code 223" in trouble
-    assert "not currently loaded" in trouble
+    seen = dcgmi.discovered(node.settings)
+    assert seen.gpus == {entity: UUIDS[number] for entity, number in enumerate(ORDER)}
+    assert seen.model([]) == "NVIDIA H100"
+    assert "exit code 223" in seen.trouble
+    assert "not currently loaded" in seen.trouble
     assert node.run(1).outcome == "pass"
 
 

@@ -7,6 +7,7 @@ The scenario is `scenario.json` in the node's folder, read anew each time. Its s
     faults      {UUID: {level, test, code, message} or a list of them}: found from that level on
     config      [{code, message, uuid?, level?}]: found by `software`; without uuid in its summary only
     skip        {UUID or "*": [test]}; plugins: false leaves `software` as the only test
+    unlisted    {PCI device id: [test]}: the GPUs' model and the tests that it skips unless -c or -p allows them
     nvswitch_module  false: not loaded, and `dcgmi discovery -l` fails after the GPUs
     health      {UUID: [{system, value, text}]}: what the watches see
     hang        "term" or "kill": dcgmi diag never ends, and only this signal helps; kill_engine: true: it dies mid-run
@@ -146,8 +147,34 @@ def failed(rc: int, chosen: list[int] | None, more: str = "") -> dict:
     return {"rc": rc, "error": error}
 
 
-def result(node: dict, level: int, chosen: list[int] | None) -> dict:
+def allowed(node: dict, request: dict) -> tuple[set[str], str]:
+    """The tests that a model off DCGM's list skips even so, and what nvvs says of a parameter that it does not know."""
+    (sku, tests), *_ = (node.get("dcgm", {}).get("unlisted") or {"2330": []}).items()
+    gated = set(tests)
+    for parameter in request.get("parameters") or []:
+        name, _, value = parameter.partition("=")
+        test, _, key = name.partition(".")
+        if key not in ("is_allowed", "test_duration"):
+            return gated, f"Invalid Parameter String: test '{test}' has no parameter '{key}'."
+        if key == "is_allowed":
+            (gated.discard if value.lower() == "true" else gated.add)(test)
+    here, test = False, ""
+    for line in (request.get("config") or "").splitlines():  # of dcgm-diag-v1 as much as the tests write
+        word, _, value = line.strip().removeprefix("- ").partition(":")
+        if word in ("name", "id"):
+            here = value.strip(" \"'") == sku if word == "id" else False
+        elif not value.strip():
+            test = word
+        elif word == "is_allowed" and here:
+            (gated.discard if value.strip().lower() == "true" else gated.add)(test)
+    return gated, ""
+
+
+def result(node: dict, level: int, chosen: list[int] | None, request: dict) -> dict:
     """What a diagnostic finds: tests with a result for each GPU, in neither DCGM's nor Python's words yet."""
+    gated, wrong = allowed(node, request)
+    if wrong:
+        return failed(-30, chosen, wrong)
     known = gpus(node)
     ids = list(known) if chosen is None else chosen
     errors = _errors(node, level, {known[i]["uuid"]: i for i in ids})
@@ -157,7 +184,8 @@ def result(node: dict, level: int, chosen: list[int] | None) -> dict:
         for begins, category, name, old in TESTS:
             if begins <= level:
                 own = [e for e in errors if e["test"] == name]
-                tests.append(_test(category, name, old, own, ids, spoilt | _skipped(node, name, known)))
+                skip = set(known) if name in gated else _skipped(node, name, known)
+                tests.append(_test(category, name, old, own, ids, spoilt | skip))
     isolate = any(e["severity"] == SEVERITY["ISOLATE"] for e in errors)
     return {
         "rc": -51 if isolate else -30 if errors else 0,

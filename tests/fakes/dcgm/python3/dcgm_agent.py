@@ -20,6 +20,8 @@ def dcgmActionValidate_v2(handle, info, version=dcgm_structs.dcgmRunDiag_version
         "gpus": info.gpus,
         "client": "pydcgm",
         "timeout": info.timeoutSeconds,
+        "config": info.configFileContents,
+        "parameters": info.testParms,
     }
     answer: list = []
     asking = threading.Thread(target=lambda: answer.append(standin.ask(handle.address, request)), daemon=True)

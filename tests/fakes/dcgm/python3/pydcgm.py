@@ -52,5 +52,5 @@ class DcgmSystemDiscovery:
         return list(self._gpus)
 
     def GetGpuAttributes(self, gpuId: int) -> Struct:
-        """The attributes of one; only the UUID is filled in."""
-        return Struct(identifiers=Struct(uuid=self._gpus[gpuId]["uuid"]))
+        """The attributes of one; only UUID and name are filled in."""
+        return Struct(identifiers=Struct(uuid=self._gpus[gpuId]["uuid"], deviceName=self._gpus[gpuId]["name"]))
