@@ -1,6 +1,6 @@
 # make demo | test | soak | bench | hardware | lint | docs     each does all the set-up that it needs on a fresh Debian 12, as root
 PYTHON := .venv/bin/python
-SOURCES := $(shell find slurm_gpuhealth -name '*.py' -o -name '*.json' -o -name '*.toml')
+SOURCES := $(shell find slurm_gpuhealth -name '*.py' -o -name '*.json' -o -name '*.toml') $(wildcard scripts/gpuhealth-*)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -18,9 +18,12 @@ unit: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 integration: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 	$(PYTHON) -m pytest tests/integration -n 6
 
-# The long search with new random histories: SOAK=1000000 of them, or SOAK_MINUTES=60; SEED=N plays those of N again.
+# The long search: new random histories (SOAK=1000000 of them, or SOAK_MINUTES=60; SEED=N plays those of N again), then
+# what `make test` does in short: scribbled journals, hostile logs, kills at random points, a wave of 200 nodes.
 soak: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 	@$(PYTHON) -m tests.soak
+	GPUHEALTH_SOAK=1 $(PYTHON) -m pytest tests/unit/test_journal_corrupt.py tests/unit/test_logs_worst.py
+	GPUHEALTH_SOAK=1 $(PYTHON) -m pytest tests/integration -n 6 -o timeout=7200 -k "killed or when_every_node_fails"
 
 bench: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 	for file in bench/*.py; do $(PYTHON) $$file || exit 1; done
