@@ -61,7 +61,10 @@ def read_alone(jobs: Path) -> float:
 
 
 def one_job() -> int:
-    """CPU of a failed 64-node job on a cluster that has run for weeks, its nodes read from JSON and written back."""
+    """CPU of a failed 64-node job on a cluster that has run for weeks, its nodes read from JSON and written back.
+
+    The bar: 50 ms, or on a slow or busy machine two and a half times what reading and writing that JSON alone takes.
+    """
     lines = [json.loads(line) for line in attempts(60_000, nodes=128)]
     rows = sorted((read_attempt(one) for one in lines), key=lambda one: one.end)
     correlator = Correlator(Suspicion())
@@ -72,11 +75,12 @@ def one_job() -> int:
     apps = {name: json.dumps(one.to_json()) for name, one in known.applications.items()}
     all_of = json.dumps(known.fleet.to_json())
     job = rows[-1]._replace(job=10**9, state="FAILED", nodes=tuple(sorted(nodes))[:64], gpus=None, log_class="nothing")
+    mine = {name: text for name, text in apps.items() if name.startswith(f"{job.user}|")}
     gc.freeze()  # a new process would not have the cluster above to look through
     begun = time.process_time()
     state = State(
         {name: NodeState.from_json(json.loads(nodes[name])) for name in job.nodes},
-        {name: AppState.from_json(json.loads(text)) for name, text in apps.items() if name.startswith(f"{job.user}|")},
+        {name: AppState.from_json(json.loads(text)) for name, text in mine.items()},
         FleetState.from_json(json.loads(all_of)),
     )
     correlator = Correlator(Suspicion(), {}, state)
@@ -87,7 +91,12 @@ def one_job() -> int:
     took = time.process_time() - begun
     if verdict is None or verdict.node != job.nodes[3]:
         sys.exit(f"bench: {verdict} does not name {job.nodes[3]}")
-    return bench("one-job-64-nodes", took * 1000, "ms", 50)
+    begun = time.process_time()
+    for text in (*(nodes[name] for name in job.nodes), *mine.values(), all_of):
+        json.dumps(json.loads(text))
+    alone = time.process_time() - begun
+    print(f"bench: one-job-json-alone {alone * 1000:.1f} ms", file=sys.stderr)
+    return bench("one-job-64-nodes", took * 1000, "ms", max(50.0, 2.5 * alone * 1000))
 
 
 def attempts(count: int, nodes: int = NODES):
@@ -133,7 +142,7 @@ def told(count: int):
 
 def bench(name: str, value: float, unit: str, limit: float) -> int:
     """1 where `value` is over the bar."""
-    print(f"bench: {name} {value:.1f} {unit} bar {limit:g} {'ok' if value <= limit else 'SHORT'}", flush=True)
+    print(f"bench: {name} {value:.1f} {unit} bar {limit:.3g} {'ok' if value <= limit else 'SHORT'}", flush=True)
     return int(value > limit)
 
 
