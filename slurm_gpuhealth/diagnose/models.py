@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from slurm_gpuhealth.config import load as configuration
 from slurm_gpuhealth.diagnose.catalogue import number
+from slurm_gpuhealth.diagnose.tests import LEVEL_OF, REQUIRED
 from slurm_gpuhealth.frozen import frozen, replace
 
 TYPE_CHECKING = False
@@ -95,8 +96,6 @@ def known_trouble(test: str, text: str, ran: Collection[str], version: str | Non
 
 def hangs(level: int, gpu: str, version: str | None) -> Trouble | None:
     """The row that explains why level `level` did not end on this model."""
-    from slurm_gpuhealth.diagnose.parse import LEVEL_OF
-
     for row in troubles():
         here = any(fnmatchcase(gpu, one) for one in row.gpus)
         if here and not row.says and LEVEL_OF[row.test] <= level and row.of(version):
@@ -158,8 +157,6 @@ def plan(runs: Mapping[str, Mapping[str, Any]], dcgm: Dcgm, version: str | None 
 
     `runs`: level → `seen`; `dcgm`: the settings for the model. Runs of another DCGM than `version` do not count.
     """
-    from slurm_gpuhealth.diagnose.parse import LEVEL_OF, REQUIRED
-
     now = told(dcgm)
     runs = {key: run for key, run in runs.items() if run["told"] == now and version in (None, run["version"])}
     for level in (1, 2, 3, 4):

@@ -11,6 +11,7 @@ import re
 from slurm_gpuhealth.diagnose import catalogue, documents, models, refusal, tables
 from slurm_gpuhealth.diagnose.documents import SOFTWARE
 from slurm_gpuhealth.diagnose.model import HARDWARE, Diagnosis, Error, GpuResult, TestResult, advise, severity
+from slurm_gpuhealth.diagnose.tests import LEVEL_OF, OPTIONAL, REQUIRED
 from slurm_gpuhealth.frozen import replace
 
 TYPE_CHECKING = False
@@ -22,18 +23,6 @@ if TYPE_CHECKING:
 
 ORDER: tuple[Outcome, ...] = ("fail", "warn", "config", "tool-error", "not-testable", "pass")
 """Worst first: an error stands even in a run that was cut short."""
-REQUIRED = {
-    1: {SOFTWARE},
-    2: {"memory", "pcie"},
-    3: {"diagnostic", "memory_bandwidth", "targeted_stress", "targeted_power"},
-    4: {"memtest"},
-}
-"""What a level adds in every DCGM from 2 to 4. The others come with further packages or hardware."""
-OPTIONAL = {"eud", "cpu_eud", "nvbandwidth", "nccl_tests", "pulse_test", "context_create", "sm_stress"}
-"""May be missing or skipped in a pass."""
-LEVEL_OF = {"nvbandwidth": 3, "nccl_tests": 3, "eud": 3, "cpu_eud": 3, "sm_stress": 3, "pulse_test": 4} | {
-    test: level for level, tests in REQUIRED.items() for test in tests
-}
 FAILED = {"fail", "warn"}
 RAN = {"pass", *FAILED}
 ISOLATE_EXIT = 205

@@ -70,7 +70,7 @@ def _diagnose(
     ids, lost = engine.select(gpus, known)
     if gpus and not ids:
         return 0, "", known, lost, ""
-    model = next((_str(seen[i].deviceName) for i in ids or sorted(seen)), "")
+    model = next((_str(getattr(seen[i], "deviceName", "")) for i in ids or sorted(seen)), "")
     settings = models.settings_for(settings, model)
     if refused := models.refused(settings.config):
         raise RuntimeError(refused)

@@ -34,6 +34,9 @@ ENDS = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"
 
 def ended(settings: Settings, since: float, until: float) -> list[Ended]:
     """What ended in since ≤ t < until and had begun, by its start. Raises control.SlurmError."""
+    if not os.path.isfile(settings.slurm.conf):  # libslurm itself says so after a minute, by ending the interpreter
+        what = f"{settings.slurm.conf} (slurm.conf) is not there"
+        raise Refused("pyslurm.db.Jobs.load", 1, f'{what}: correct [slurm] conf, or [accounting] backend = "sacct"')
     asked = child.probe(lambda: _load(settings.slurm.conf, since, until), timeout=settings.accounting.timeout)
     if asked.timed_out:
         raise ControllerDown(f"pyslurm.db.Jobs.load: {asked.error}: is slurmdbd up ([accounting] timeout)?")

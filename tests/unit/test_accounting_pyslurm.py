@@ -64,10 +64,17 @@ def test_an_odd_job_is_left_out_and_said(settings, jobs, capsys):
     assert "1 jobs can't be read" in capsys.readouterr().err
 
 
-def test_an_interpreter_that_is_ended_at_import_is_not_ours(settings, jobs):
+def test_an_interpreter_that_is_ended_at_import_is_not_ours(settings, jobs, monkeypatch):
     jobs({"id": 1})
+    monkeypatch.setenv("PYSLURM_FATAL", "1")  # a slurm.conf that it can't process
+    with pytest.raises(control.Refused, match=r"is /.*/slurm\.conf there, and PySlurm of this"):
+        accounting_pyslurm.ended(settings, 0, 3000)
+
+
+def test_a_missing_slurm_conf_is_said_at_once(settings, monkeypatch):
+    monkeypatch.setattr(accounting_pyslurm.child, "probe", None)  # libslurm would wait a minute for it
     gone = replace(settings, slurm=Slurm(conf="/nonexistent/slurm.conf"))
-    with pytest.raises(control.Refused, match=r"is /nonexistent/slurm\.conf there"):
+    with pytest.raises(control.Refused, match=r"/nonexistent/slurm\.conf \(slurm\.conf\) is not there"):
         accounting_pyslurm.ended(gone, 0, 3000)
 
 
