@@ -91,6 +91,8 @@ class Lab(Cluster):
         self.values |= {"reset": "false", "reboot": "false"}
         self.extra += f"\nRebootProgram={ROOT}/tests/fakes/reboot\n"
         self.touched: set[str] = set()
+        self.stale: set[str] = set()
+        """Nodes on which a check may still run that has read the configuration of before."""
         self.pulses: dict[str, tuple[float, subprocess.Popen[bytes]]] = {}
         """node → when its last check was started by us, and that."""
 
@@ -115,6 +117,7 @@ class Lab(Cluster):
         text = CONFIG.format(lab=self.lab, conf=self.conf, **values)
         self.config.write_text(text + extra)
         self.config.chmod(0o600)
+        self.stale = set(self.names)
 
     def refuse_bad_configuration(self) -> None:
         """Raise RuntimeError with the reason, at once: the hooks would only say it in syslog, and do nothing."""
@@ -127,7 +130,10 @@ class Lab(Cluster):
             )
 
     def inject(self, node: str, *what: object) -> None:
-        """`tests/fakes/inject NODE FAULT ...`."""
+        """`tests/fakes/inject NODE FAULT ...`, once no check runs there that has read an earlier configuration."""
+        if node in self.stale:
+            self.check(node)
+            self.stale.discard(node)
         self.touched.add(node)
         fakes.inject(self.lab / "nodes" / node, *what)
 
@@ -150,7 +156,7 @@ class Lab(Cluster):
             for how in ("boot", "broken", "reset", "bug_report"):
                 scenario.pop(how, None)
             fakes.save(str(self.lab / "nodes" / node), scenario)
-            self.inject(node, "reboot")
+            fakes.inject(self.lab / "nodes" / node, "reboot")
             for folder in ("state", "run"):
                 shutil.rmtree(self.lab / "nodes" / node / folder, ignore_errors=True)
             self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
@@ -158,6 +164,7 @@ class Lab(Cluster):
         for node in sorted(self.touched):
             self.until(lambda: self.state(node) == "IDLE" and self.journal(node, "checked"), f"{node} healed")  # noqa: B023
         self.at_rest()
+        self.stale -= self.touched
         self.touched.clear()
 
     def until(self, ask: Callable[[], object], what: str, *nodes: str):

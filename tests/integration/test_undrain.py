@@ -29,6 +29,7 @@ def change(lab, old, new):
     text = lab.config.read_text()
     assert old in text
     lab.config.write_text(text.replace(old, new))
+    lab.stale.update(lab.names)
 
 
 def admin(lab, node, *words):
