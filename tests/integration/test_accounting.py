@@ -26,7 +26,7 @@ OTHER = "news"
 KILLS = 20 if os.environ.get("GPUHEALTH_SOAK") else 5
 TREE = "SwitchName=s0 Nodes=n[1-2]\nSwitchName=s1 Nodes=n[3-4]\nSwitchName=top Switches=s[0-1]\n"
 FORGED = "a|b\n99|99|lab|gpu|root|0|lab|NODE_FAIL|0:0|0:0|5|6||n1|x"
-HET = "#!/bin/sh\n#SBATCH --job-name=het --gres=gpu:1\n#SBATCH hetjob\n#SBATCH --gres=gpu:2\nexit 4"
+HET = "#!/bin/sh\n#SBATCH --job-name=het --gres=gpu:1 -x n3,n4\n#SBATCH hetjob\n#SBATCH --gres=gpu:2 -x n3,n4\nexit 4"
 AGAIN = '[ "$SLURM_RESTART_COUNT" = 1 ] && exit 0; sleep 300'
 TAKE_IN = """\
 import time
@@ -60,7 +60,7 @@ def settings(lab):
 
 def srun_fails_on_one_of_two(lab):
     script = "srun sh -c 'sleep 1; [ $SLURM_NODEID = 0 ] || exit 7'; sleep 1; exit 0"
-    return lab.submit(script, nodes=2, ntasks_per_node=1, job_name="step")
+    return lab.submit(script, nodes=2, ntasks_per_node=1, nodelist="n1,n2", job_name="step")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def jobs(lab):
         "forged": lab.submit("exit 1", nodelist="n2", job_name=FORGED, comment=FORGED),
         "bytes": lab.submit("exit 1", nodelist="n2", job_name=b"inv\xff\xfealid".decode("utf-8", "surrogateescape")),
         "long": lab.submit("exit 1", nodelist="n2", job_name="n" * 1024),
-        "array": lab.submit("exit $SLURM_ARRAY_TASK_ID", array="0-2", job_name="array"),
+        "array": lab.submit("exit $SLURM_ARRAY_TASK_ID", array="0-2", nodelist="n1", job_name="array"),
         "het": lab.submit(HET),
         "never": lab.submit("true", begin="now+1day", job_name="never"),
     }  # fmt: skip

@@ -13,6 +13,7 @@ def test_a_gpu_that_is_gone_for_good_ends_at_rma_after_one_reboot_by_hand(lab):
     gone = fakes.load(str(lab.lab / "nodes/n1"))["gpus"][3]
     lab.inject("n1", "xid", 79, "--gpu", 3, "--for-good")
     lab.until_reason("n1", "reboot manual")
+    lab.check("n1")  # which notes the boot that this was asked in
     lab.stop_node("n1")
     lab.inject("n1", "reboot")
     lab.start_node("n1", "-b")

@@ -94,7 +94,7 @@ def test_without_its_journal_a_node_knows_that_it_has_rebooted_also_when_it_was_
     lab.until_reason("n2", "boots=1 : reboot issued")
     shutil.rmtree(lab.lab / "nodes/n2/state")
     lab.until(lambda: lab.state("n2") == "IDLE" and result(lab, "n2"), "service")
-    assert steps(lab, "n2") == [("reboot", "pass", "back")]
+    assert steps(lab, "n2")[-1:] == [("reboot", "pass", "back")]
     assert result(lab, "n2").boots in (1, 2)  # the order may be given again by a node that lost its journal before it
 
 
