@@ -15,8 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_gpuhealth.correlate import fleet, memory, suspects, suspicion
 from slurm_gpuhealth.correlate.cases import application, case_of, same_evidence
-from slurm_gpuhealth.correlate.state import COMPLETED, RAN, SEEN, AppState, Case, FleetState, NodeState, Record, State
-from slurm_gpuhealth.correlate.verdict import LEAST, STATES, Judged, Leaves, judge
+from slurm_gpuhealth.correlate.state import (
+    COMPLETED,
+    RAN,
+    SEEN,
+    AppState,
+    Case,
+    FleetState,
+    Known,
+    Leaves,
+    NodeState,
+    Record,
+    State,
+)
+from slurm_gpuhealth.correlate.verdict import LEAST, STATES, Judged, judge
 from slurm_gpuhealth.correlate.weights import DAY, grid, growth, weigh
 
 if TYPE_CHECKING:
@@ -53,6 +65,7 @@ class Correlator:
         self.state = state if state is not None else State()
         under = {node: leaf for leaf, nodes in (leaves or {}).items() for node in nodes}
         self.leaves = Leaves(under, {leaf: len(nodes) for leaf, nodes in (leaves or {}).items()})
+        self.known = Known(self.state, self.leaves, self.settings, self.grid)
         self._rescored: dict[str, Verdict] = {}
         memory.convert(self.state, settings.half_life)
 
@@ -78,7 +91,7 @@ class Correlator:
             case.own, case.lately = before.own, before.lately
             case.shared, case.leaves, case.apart = before.shared, before.leaves, before.apart
             if same_evidence(case, before):
-                return judge(before, key, self.state, self.leaves, self.settings, self.grid, self.explained).verdict
+                return judge(before, key, self.known, self.explained).verdict
         home.cases[key] = case
         if not again and attempt.state not in STATES:
             under = {self.leaves.of[node] for node in attempt.nodes if node in self.leaves.of}
@@ -217,7 +230,7 @@ class Correlator:
     def _judge(self, case: Case, key: str, fresh: bool = False) -> Judged:
         """Judge a case and put its say in the place of its old one."""
         self._look_around(case)
-        judged = judge(case, key, self.state, self.leaves, self.settings, self.grid, self.explained)
+        judged = judge(case, key, self.known, self.explained)
         unit = growth(case.attempt.end, self.settings.half_life)
         if case.attempt.state not in STATES:
             self._learn(case, judged.own, unit, fresh)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from slurm_gpuhealth.outcomes import Attempt
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Mapping, MutableMapping
 
+    from slurm_gpuhealth.config.settings import Suspicion
+    from slurm_gpuhealth.correlate.weights import Grid
     from slurm_gpuhealth.outcomes import GpuName
 
     Weights = tuple[float, ...]
@@ -221,3 +223,22 @@ class State:
     nodes: MutableMapping[str, NodeState] = field(default_factory=dict)
     applications: MutableMapping[str, AppState] = field(default_factory=dict)
     fleet: FleetState = field(default_factory=FleetState)
+
+
+class Leaves(NamedTuple):
+    """The leaf switches of the network."""
+
+    of: Mapping[str, str]
+    """Node → its leaf switch."""
+    width: Mapping[str, int]
+    """Leaf switch → how many nodes it has."""
+
+
+class Known(NamedTuple):
+    """All by which a case is judged."""
+
+    state: State
+    leaves: Leaves
+    settings: Suspicion
+    grid: Grid
+    """The levels of a node, as the settings describe them."""

@@ -1,4 +1,4 @@
-"""A verdict's evidence as sentences, the strongest first and the strongest against it kept, and what to do."""
+"""A verdict's evidence as sentences, the strongest first, and what to do."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING
 
 from slurm_gpuhealth.correlate import suspicion
 from slurm_gpuhealth.correlate.state import NodeState
-from slurm_gpuhealth.correlate.tally import Without
-from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY, grid
+from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY
 from slurm_gpuhealth.outcomes import Term
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from slurm_gpuhealth.config.settings import Suspicion
-    from slurm_gpuhealth.correlate.state import Case, State
-    from slurm_gpuhealth.correlate.testimony import Sign
+    from slurm_gpuhealth.correlate.state import Case, Known
+    from slurm_gpuhealth.correlate.testimony import Evidence, Sign
     from slurm_gpuhealth.outcomes import Attempt, Verdict
 
-# The log's own words stay with its owner: what is said here, all may read.
+# Everybody may read these; the log's own words only its owner.
 LOG = {
     "hardware": "its log shows a hardware error",
     "application": "its log shows an error of the program itself",
@@ -51,24 +50,22 @@ ADVICE = {
     "unknown": "requeue it once; if it fails on other nodes too, look at the program",
 }
 HOT = "thermal: a ticket for this node's cooling; the job may be requeued as it is"
+UNCONFIRMED = (
+    "requeue it once, and have the node tested: its log speaks of hardware, which nothing else bears out so far"
+)
 KEPT = 6
 
 
-def explain(
-    verdict: Verdict,
-    case: Case,
-    state: State,
-    row: tuple[float, ...],
-    rate: float,
-    signs: Mapping[str, Sign],
-    where: Mapping[str, float],
-    again: float,
-    s: Suspicion,
-) -> Verdict:
+def explain(verdict: Verdict, case: Case, evidence: Evidence, known: Known) -> Verdict:
     """`verdict` with its terms and advice."""
     first = verdict.node or max(verdict.responsible, key=lambda one: verdict.responsible[one], default="")
-    found = list(_terms(case, state, first, row, rate, signs, where, again, s))
-    likeliest = max(verdict.masses, key=lambda one: verdict.masses[one])
+    terms = _strongest(list(_terms(case, first, evidence, known)), verdict.masses)
+    return verdict._replace(terms=terms, advice=_advice(verdict, case, evidence, known))
+
+
+def _strongest(found: list[Term], masses: Mapping[str, float]) -> tuple[Term, ...]:
+    """At most KEPT; if any speaks against the likeliest cause, one of these is among them."""
+    likeliest = max(masses, key=lambda one: masses[one])
 
     def pull(term: Term) -> float:
         others = [weight for cause, weight in term.weights.items() if cause != likeliest]
@@ -79,80 +76,80 @@ def explain(
     against = [one for one in found[KEPT:] if pull(one) < 0]
     if against and not any(pull(one) < 0 for one in kept):
         kept[-1] = against[0]
-    hot = any(sign.event.kind == "thermal" for sign in signs.values()) or case.kind == "thermal"
-    advice = HOT if hot and verdict.cause == "node" else ADVICE[verdict.cause]
+    return tuple(kept)
+
+
+def _advice(verdict: Verdict, case: Case, evidence: Evidence, known: Known) -> str:
+    hot = any(sign.event.kind == "thermal" for sign in evidence.signs.values()) or case.kind == "thermal"
+    if verdict.cause == "node" and hot:
+        return HOT
     if verdict.cause == "unknown" and case.kind == "hardware":
-        advice = (
-            "requeue it once, and have the node tested: its log speaks of hardware, which nothing else bears out so far"
-        )
-    elif verdict.cause == "application" and case.kind == "hardware":
-        advice = "look at the program: its log speaks of hardware, and on other nodes it dies with the same words"
-    elif verdict.cause == "application" and (node := next((name for name, one in signs.items() if one.hard), "")):
-        advice = f"look at the program, and have {node} tested: it reported a hardware fault on a GPU of this job"
-    elif verdict.cause == "application" and hot:
-        advice = "look at the program; its node was slowed by heat, which is a ticket for the cooling"
-    elif verdict.cause == "application" and _suspected(state, case, s):
-        advice = "look at the program; its node is suspected too: gpuhealth lemons"
-    return verdict._replace(terms=tuple(kept), advice=advice)
+        return UNCONFIRMED
+    if verdict.cause == "application":
+        if case.kind == "hardware":
+            return "look at the program: its log speaks of hardware, and on other nodes it dies with the same words"
+        if node := next((name for name, one in evidence.signs.items() if one.hard), ""):
+            return f"look at the program, and have {node} tested: it reported a hardware fault on a GPU of this job"
+        if hot:
+            return "look at the program; its node was slowed by heat, which is a ticket for the cooling"
+        if _suspected(case, known):
+            return "look at the program; its node is suspected too: gpuhealth lemons"
+    return ADVICE[verdict.cause]
 
 
-def _suspected(state: State, case: Case, s: Suspicion) -> bool:
+def _suspected(case: Case, known: Known) -> bool:
+    state, s = known.state, known.settings
     return any(
-        node in state.nodes and 1 - suspicion.levels(state.nodes[node], case.attempt.end, grid(s), s)[0] >= s.l2
+        node in state.nodes and 1 - suspicion.levels(state.nodes[node], case.attempt.end, known.grid, s)[0] >= s.l2
         for node in case.attempt.nodes[:8]
     )
 
 
-def _terms(
-    case: Case,
-    state: State,
-    first: str,
-    row: tuple[float, ...],
-    rate: float,
-    signs: Mapping[str, Sign],
-    where: Mapping[str, float],
-    again: float,
-    s: Suspicion,
-) -> Iterator[Term]:
+def _terms(case: Case, first: str, evidence: Evidence, known: Known) -> Iterator[Term]:
+    """`first`: the node that is blamed most."""
     attempt = case.attempt
-    hours = max(0.0, attempt.end - attempt.start) / 3600
     if attempt.state in STATE:
         cause = {"BOOT_FAIL": "infrastructure", "OUT_OF_MEMORY": "application"}.get(attempt.state, "user")
         yield Term(STATE[attempt.state], {one: math.log(0.9 if one == cause else 0.03) for one in COLUMNS})
     else:
-        alone = ", of late on this node alone" if case.apart else ""
-        text = f"this application fails by itself in {rate:.0%} of its runs{alone}"
-        yield Term(text, {"application": math.log(rate)})
-        if first:
-            found, chance = _ending(first, case, state, s)
-            yield Term(
-                f"{first} by itself ends {_share(chance)} of jobs of {_long(hours)} (suspicion {1 - found[0]:.2f})",
-                {"node": math.log(max(chance, 1e-6))},
-            )
-        yield from _together(case, s)
-    if case.kind is not None and row != ALIKE:
-        yield Term(LOG[case.kind], {cause: math.log(one) for cause, one in zip(COLUMNS, row)})
+        yield from _priors(case, first, evidence, known)
+        yield from _together(case, known.settings)
+    if case.kind is not None and evidence.log != ALIKE:
+        yield Term(LOG[case.kind], {cause: math.log(one) for cause, one in zip(COLUMNS, evidence.log)})
     if attempt.state == "NODE_FAIL":
         named = f", and names {attempt.failed_node}" if attempt.failed_node else ""
         yield Term(f"Slurm says that a node failed{named}", {"node": 0.0, "fabric": -1.6, "application": -9.2})
-    for node, sign in sorted(signs.items(), key=lambda one: -one[1].ratio)[:3]:
+    for node, sign in sorted(evidence.signs.items(), key=lambda one: -one[1].ratio)[:3]:
         yield Term(_said(node, sign, attempt), {"node": math.log(sign.ratio), "application": 0.0})
-    if first in where:
-        yield Term(f"its log singles out {first}", {"node": math.log(where[first]), "application": 0.0})
-    if again > 1:
-        what = "iteration" if again > 5 else "rank"
+    if first in evidence.named:
+        yield Term(f"its log singles out {first}", {"node": math.log(evidence.named[first]), "application": 0.0})
+    if evidence.repeated > 1:
+        what = "iteration" if evidence.repeated > 5 else "rank"
         text = f"the same error at the same {what} on other nodes"
-        yield Term(text, {"application": math.log(again), "node": 0.0})
+        yield Term(text, {"application": math.log(evidence.repeated), "node": 0.0})
 
 
-def _ending(node: str, case: Case, state: State, s: Suspicion) -> tuple[list[float], float]:
-    """The node's levels by what is known of it without this case, and how likely it ends a job of that length."""
-    attempt, levels = case.attempt, grid(s)
-    apart = Without(f"{attempt.job}.{attempt.attempt}", attempt.start - s.before, attempt.end + s.after)
-    found = suspicion.levels(state.nodes.get(node) or NodeState(), attempt.end, levels, s, apart)
+def _priors(case: Case, first: str, evidence: Evidence, known: Known) -> Iterator[Term]:
+    alone = ", of late on this node alone" if case.apart else ""
+    text = f"this application fails by itself in {evidence.failing:.0%} of its runs{alone}"
+    yield Term(text, {"application": math.log(evidence.failing)})
+    if first:
+        hours = max(0.0, case.attempt.end - case.attempt.start) / 3600
+        bad, chance = _ending(first, case, evidence, known)
+        yield Term(
+            f"{first} by itself ends {_share(chance)} of jobs of {_long(hours)} (suspicion {bad:.2f})",
+            {"node": math.log(max(chance, 1e-6))},
+        )
+
+
+def _ending(node: str, case: Case, evidence: Evidence, known: Known) -> tuple[float, float]:
+    """How likely the node is bad by what is known of it without this case, and how likely it ends a job so long."""
+    attempt, grid = case.attempt, known.grid
+    state = evidence.nodes.get(node) or NodeState()
+    levels = suspicion.levels(state, attempt.end, grid, known.settings, evidence.without)
     days = max(0.0, attempt.end - attempt.start) / DAY
-    lives = zip(found, levels.start, levels.hazard)
-    return found, 1 - sum(one * (1 - start) * math.exp(-hazard * days) for one, start, hazard in lives)
+    lives = zip(levels, grid.start, grid.hazard)
+    return 1 - levels[0], 1 - sum(one * (1 - start) * math.exp(-hazard * days) for one, start, hazard in lives)
 
 
 def _share(chance: float) -> str:

@@ -1,25 +1,30 @@
-"""What a node said of an attempt that ran on it: how much more likely that is if the node ended the attempt."""
+"""The evidence on one failed attempt: what its log, its nodes and its application's other failures say of it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_gpuhealth.correlate.weights import DAY, same_gpu
+from slurm_gpuhealth.correlate import suspicion
+from slurm_gpuhealth.correlate.state import NodeState
+from slurm_gpuhealth.correlate.tally import Without
+from slurm_gpuhealth.correlate.weights import ALIKE, DAY, growth, same_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from slurm_gpuhealth.config.settings import Suspicion
-    from slurm_gpuhealth.correlate.state import Case, Incident, NodeState
+    from slurm_gpuhealth.correlate.state import Case, Incident, Known, State
+    from slurm_gpuhealth.correlate.weights import Row
     from slurm_gpuhealth.outcomes import Attempt, GpuName
 
 CONTAINED, FOREIGN, SHARED = 5.0, 2.0, 15.0  # ratio: a contained error here, a hard one on another's GPU, one GPU twice
 LAG = 15.0  # seconds after a job's end in which what its node says has lost half of its weight
 AT_END, LATER = 300.0, 0.3  # so long before a job's end; share of those that a fault ends which live on for longer
+FLEET_RUNS = 50  # the fleet's failure rate starts as if so many runs had shown `settings.failing`
 
 
 class Sign(NamedTuple):
-    """What a node said in the attempt's time."""
+    """What a node reported in the attempt's time."""
 
     ratio: float
     """Likelihood if the node did it, over that if it did not."""
@@ -27,40 +32,146 @@ class Sign(NamedTuple):
     gpu: GpuName | None
     event: Incident
     foreign: bool = False
+    """On a GPU that the job did not hold."""
 
 
-def of(case: Case, node: str, known: NodeState, near: Sequence[Incident], s: Suspicion) -> Sign | None:
-    """The strongest that the node itself said while the attempt ran."""
+class Evidence(NamedTuple):
+    failing: float
+    """How often the application fails by itself."""
+    log: Row
+    """The likelihood of what the log says, under each of COLUMNS."""
+    repeated: float
+    """Likelihood ratio for the application: it has failed in the same way on other nodes."""
+    named: Mapping[str, float]
+    """Node → likelihood ratio of being named by the log; "": of the nodes that are not named."""
+    nodes: Mapping[str, NodeState]
+    without: Without
+    """The case, and the time in which an event belongs to it: each node is weighed without them."""
+    near: Mapping[str, Sequence[Incident]]
+    """Node → its events of that time."""
+    signs: Mapping[str, Sign]
+    """Node → the strongest of these."""
+
+
+def gather(case: Case, key: str, known: Known) -> Evidence:
+    attempt, s = case.attempt, known.settings
+    state_of = known.state.nodes.get
+    nodes = {node: state_of(node) or NodeState() for node in attempt.nodes}
+    without = Without(key, attempt.start - s.before, attempt.end + s.after)
+    near = {
+        node: found
+        for node, state in nodes.items()
+        if state.events and (found := suspicion.incidents_in(state, without.start, without.end))
+    }
+    return Evidence(
+        failing=_failing(case, known.state, s),
+        log=_log(case, known),
+        repeated=_repeated(case, key, known.state),
+        named=_named(case, s),
+        nodes=nodes,
+        without=without,
+        near=near,
+        signs={node: sign for node, found in near.items() if (sign := _sign(case, node, nodes[node], found, s))},
+    )
+
+
+def _failing(case: Case, state: State, s: Suspicion) -> float:
+    """How often the application fails by itself, without this attempt: its own rate, pulled towards the fleet's, or
+    the rate of its last few runs if that is higher."""
+    shrink = 1.0 / growth(case.attempt.end, s.half_life)
+    fleet = state.fleet
+    failed, runs = max(0.0, fleet.failed * shrink - case.own), max(0.0, fleet.runs * shrink - 1)
+    mean = (failed + FLEET_RUNS * s.failing) / (runs + FLEET_RUNS)
+    app = state.applications.get(case.application)
+    if app is None:
+        return max(s.least, mean)
+    runs = max(0.0, app.runs * shrink - 1)
+    failed = min(runs, max(0.0, app.failed * shrink - case.own))
+    lately = 0.0 if case.apart else case.lately * (1 - case.shared)
+    return max(s.least, min(0.98, max(lately, (failed + s.runs * mean) / (runs + s.runs))))
+
+
+def _log(case: Case, known: Known) -> Row:
+    """What programs of this cluster write when they fail is learnt from their failures."""
+    if case.kind is None:
+        return ALIKE
+    s, grid, kinds = known.settings, known.grid, known.state.fleet.kinds
+    row, shrink = grid.rows[case.kind], 1.0 / growth(case.attempt.end, s.half_life)
+    seen = max(0.0, sum(kinds.values()) * shrink - case.own)
+    like_it = max(0.0, kinds.get(case.kind, 0.0) * shrink - case.own)
+    learnt = (row[1] / grid.programs * s.log_runs + like_it) / (s.log_runs + seen) * grid.programs
+    return (row[0], min(max(learnt, row[1] / 3), row[1] * 5, 1.0), *row[2:])
+
+
+def _repeated(case: Case, key: str, state: State) -> float:
+    """The same error at the same iteration, or of the same rank, on other nodes: the program's own. (Method 6.3.)"""
+    app = state.applications.get(case.application)
+    if not app or not case.fingerprint:
+        return 1.0
+    strongest = 1.0
+    for other, _, fingerprint, rank, iteration, nodes in app.prints:
+        if other == key or fingerprint != case.fingerprint or not set(nodes).isdisjoint(case.attempt.nodes):
+            continue
+        if iteration is not None and iteration == case.iteration:
+            strongest = max(strongest, 50.0 if rank == case.rank else 20.0)
+        elif rank is not None and rank == case.rank and len(case.attempt.nodes) > 1:
+            strongest = max(strongest, 4.0)
+    return strongest
+
+
+def _named(case: Case, s: Suspicion) -> dict[str, float]:
+    every, named = len(case.attempt.nodes), len(case.hosts)
+    if not named or named >= every:
+        return {}
+    return {"": (1 - s.named) * every / (every - named), **dict.fromkeys(case.hosts, s.named * every / named)}
+
+
+def _sign(case: Case, node: str, state: NodeState, near: Sequence[Incident], s: Suspicion) -> Sign | None:
+    """The strongest of what the node reported while the attempt ran, or shortly before or after."""
     attempt, best = case.attempt, None
     held = attempt.gpus.get(node) if attempt.gpus else None
-    days = max(0.0, attempt.end - attempt.start) / DAY
     for event in near:
-        if event.until < attempt.start and _proven(known, event.until, attempt.start):
+        if event.until < attempt.start and _proven(state, event.until, attempt.start):
             continue
         lag = event.time - attempt.end
-        if lag > 0 and _of_a_later_job(known, attempt.end, event):
+        if lag > 0 and _of_a_later_job(state, attempt.end, event):
             continue
         own = same_gpu(event.gpu, held)
-        ratio = 1.0
-        if event.kind == "hard":
-            # How long the job ran says nothing here: the event was as likely to come by chance in that time as by
-            # a failure; what counts is how many such events are harmless.
-            harmless = s.benign * max(days, 1 / 1440) * (share(attempt, node, known) if own else 1.0)
-            ratio = FOREIGN if own is False else max(2.0, event.strength * s.seen_by_xid / harmless)
-            if own is not False and event.until >= attempt.end - AT_END:  # one by chance could have come at any time
-                ratio *= max(1.0, (1 - LATER) * (attempt.end - attempt.start) / AT_END)
-        elif event.kind in ("weak", "link") and own is not False:
-            ratio = CONTAINED if event.strength >= 0.1 else 1.5
-        elif event.kind == "application" and own is not False:
-            ratio = SHARED if _elsewhere(case, known, event) else 0.7
-        elif event.kind == "thermal" and own is not False:
-            ratio = 1.01
+        ratio = _ratio(case, node, state, event, own, s)
         if lag > 0 and ratio > 1:
             ratio = max(1.0, ratio * 2.0 ** (-lag / LAG))
-        sign = Sign(ratio, event.kind == "hard" and own is not False, event.gpu, event, own is False)
         if best is None or ratio > best.ratio or (ratio == best.ratio and best.event.until < attempt.start):
-            best = sign
+            best = Sign(
+                ratio=ratio,
+                hard=event.kind == "hard" and own is not False,
+                gpu=event.gpu,
+                event=event,
+                foreign=own is False,
+            )
     return best
+
+
+def _ratio(case: Case, node: str, state: NodeState, event: Incident, own: bool | None, s: Suspicion) -> float:
+    """How much likelier the event is if the node ended the attempt. `own`: on a GPU of the job; None: not known."""
+    attempt = case.attempt
+    if event.kind == "hard":
+        if own is False:
+            return FOREIGN
+        # How long the job ran says nothing here: the event was as likely to come by chance in that time as by
+        # a failure; what counts is how many such events are harmless.
+        days = max(0.0, attempt.end - attempt.start) / DAY
+        harmless = s.benign * max(days, 1 / 1440) * (share(attempt, node, state) if own else 1.0)
+        ratio = max(2.0, event.strength * s.seen_by_xid / harmless)
+        if event.until >= attempt.end - AT_END:  # an event by chance could have come at any time
+            ratio *= max(1.0, (1 - LATER) * (attempt.end - attempt.start) / AT_END)
+        return ratio
+    if own is False:
+        return 1.0
+    if event.kind in ("weak", "link"):
+        return CONTAINED if event.strength >= 0.1 else 1.5
+    if event.kind == "application":
+        return SHARED if _elsewhere(case, state, event) else 0.7
+    return 1.01 if event.kind == "thermal" else 1.0
 
 
 def _proven(node: NodeState, since: float, until: float) -> bool:
@@ -87,6 +198,7 @@ def _elsewhere(case: Case, node: NodeState, event: Incident) -> bool:
     return False
 
 
-def share(attempt: Attempt, node: str, known: NodeState) -> float:
+def share(attempt: Attempt, node: str, state: NodeState) -> float:
+    """The share of the node's GPUs that the job held."""
     held = attempt.gpus.get(node) if attempt.gpus else None
-    return min(1.0, len(held) / known.width) if held else 1.0
+    return min(1.0, len(held) / state.width) if held else 1.0
