@@ -75,41 +75,14 @@ class Correlator:
             return None
         key = f"{attempt.job}.{attempt.attempt}"
         home = self._node(attempt.nodes[0])
+        if key in home.seen:
+            return None if attempt.state == "COMPLETED" else self._told_again(attempt, home, key)
+        home.seen[key] = attempt.end
+        if len(home.seen) > SEEN:
+            del home.seen[next(iter(home.seen))]
         name = application(attempt.user, attempt.account, attempt.name, attempt.submit)
-        again = key in home.seen
-        if not again:
-            self._expose(attempt, home, key, name)
-        if attempt.state == "COMPLETED":
-            return None
-        if again and key not in home.cases:
-            return None  # so long ago that it is forgotten
-        if again:  # its record may have grown since, also by a submit line: it stays the application that it was
-            name = home.cases[key].application
-        case = case_of(attempt, name)
-        if again:
-            before = home.cases[key]
-            case.own, case.lately = before.own, before.lately
-            case.shared, case.leaves, case.apart = before.shared, before.leaves, before.apart
-            if same_evidence(case, before):
-                return judge(before, key, self.known, self.explained).verdict
-        home.cases[key] = case
-        if not again and attempt.state not in STATES:
-            under = {self.leaves.of[node] for node in attempt.nodes if node in self.leaves.of}
-            fleet.remember(self.state.fleet, case, key, under, self.settings.half_life)
-            self._remember_print(case, key)
-        app = self.state.applications[name]
-        if not again:
-            case.lately = app.lately if attempt.end - app.ended < BURST else 0.0
-            if attempt.state not in STATES:
-                case.apart = memory.only_here(app, attempt)
-                memory.mark(app.died, attempt.nodes, attempt.end)
-        judged = self._judge(case, key, fresh=not again)
-        self._rescored.pop(key, None)
-        if not again and attempt.state not in STATES:
-            app.lately += (case.own - app.lately) * LATELY
-            app.ended = max(app.ended, attempt.end)
-        self._ripples(case, key, judged.failing)
-        return judged.verdict
+        self._expose(attempt, self._count(attempt, name))
+        return None if attempt.state == "COMPLETED" else self._failed(attempt, name, home, key)
 
     def event(self, event: Event) -> None:
         """Take in what a node said; attempts of that time that were judged without it are judged again."""
@@ -160,15 +133,10 @@ class Correlator:
             known = self.state.nodes[name] = NodeState()
         return known
 
-    def _expose(self, attempt: Attempt, home: NodeState, key: str, name: str) -> None:
-        """What each attempt costs, a success too: so it is a handful of additions."""
-        end = attempt.end
-        home.seen[key] = end
-        if len(home.seen) > SEEN:
-            del home.seen[next(iter(home.seen))]
-        unit = growth(end, self.settings.half_life)
-        raw = max(0.0, end - attempt.start) / DAY
-        days = raw * unit
+    def _count(self, attempt: Attempt, name: str) -> float:
+        """Add a run to its application and to the fleet. Returns how many failures to expect of such a run, decayed."""
+        s, end = self.settings, attempt.end
+        unit = growth(end, s.half_life)
         app = self.state.applications.get(name)
         if app is None:
             app = self.state.applications[name] = AppState()
@@ -177,47 +145,45 @@ class Correlator:
             app.lately *= 1 - LATELY
             memory.mark(app.well, attempt.nodes[:1], end)
             app.ended = max(app.ended, end)
-        all_of = self.state.fleet
-        all_of.runs += unit
-        all_of.last = max(all_of.last, end)
-        all_of.exposure += days * len(attempt.nodes)
-        runs, mean = self.settings.runs, self.settings.failing
-        expected = (app.failed + runs * mean * unit) / (app.runs + runs * unit) * unit
-        get, gpus = self.state.nodes.get, attempt.gpus
-        start = attempt.start
+        everywhere = self.state.fleet
+        everywhere.runs += unit
+        everywhere.last = max(everywhere.last, end)
+        everywhere.exposure += max(0.0, end - attempt.start) / DAY * unit * len(attempt.nodes)
+        return (app.failed + s.runs * s.failing * unit) / (app.runs + s.runs * unit) * unit
+
+    def _expose(self, attempt: Attempt, expected: float) -> None:
+        """Add a run to each of its nodes. A success costs this too: so it is a handful of additions."""
+        start, end, gpus = attempt.start, attempt.end, attempt.gpus
+        spared, known = self.settings.spared, self.state.nodes.get
+        days = max(0.0, end - start) / DAY
+        decayed = days * growth(end, self.settings.half_life)
+        completed = attempt.state == "COMPLETED" and end - start > spared
         run: tuple[float, float, Any] = start, end, None
-        fine = attempt.state == "COMPLETED" and end - start > self.settings.spared
-        for one in attempt.nodes:
-            node = get(one) or self._node(one)
+        for name in attempt.nodes:
+            node = known(name) or self._node(name)
             if end <= node.repaired:
                 continue
             share = 1.0
             if gpus:
-                held = gpus.get(one)
-                if held is not run[2]:
+                held = gpus.get(name)
+                if held is not run[2]:  # most of its nodes have the same, and share what is kept
                     run = start, end, held
                 width = len(held) if held else node.width
                 if width < node.width:
                     share = width / node.width
                 else:
                     node.width = width
-            node.exposure += days * share
-            node.days += raw * share
+            node.exposure += decayed * share
+            node.days += days * share
             node.jobs += share
             node.failing += expected
             if not node.since or start < node.since:
                 node.since = start
-            ran = node.ran
-            ran.append(run)
-            if len(ran) > 2 * RAN:  # to tidy up each time would cost more
-                del ran[:RAN]
-            if fine:
-                ran = node.completed
-                ran.append(run)
-                if len(ran) > 2 * COMPLETED:
-                    del ran[:COMPLETED]
+            _keep(node.ran, run, RAN)
+            if completed:
+                _keep(node.completed, run, COMPLETED)
             if node.events and node.events[-1].until >= start:
-                if fine and memory.spare(node, self.settings.spared):
+                if completed and memory.spare(node, spared):
                     node.touched()
                 self._hand_on(node, start)
 
@@ -226,6 +192,42 @@ class Correlator:
         for key, record in list(node.records.items()):
             if record.end <= start < record.end + self.settings.after and record.hard:
                 self._again(key, record.home)
+
+    def _failed(self, attempt: Attempt, name: str, home: NodeState, key: str) -> Verdict:
+        """Judge a failure that is new."""
+        case = home.cases[key] = case_of(attempt, name)
+        app, by_itself = self.state.applications[name], attempt.state not in STATES
+        case.lately = app.lately if attempt.end - app.ended < BURST else 0.0
+        if by_itself:
+            leaf_of = self.leaves.of
+            under = {leaf_of[node] for node in attempt.nodes if node in leaf_of}
+            fleet.remember(self.state.fleet, case, key, under, self.settings.half_life)
+            _remember_print(app, case, key)
+            case.apart = memory.only_here(app, attempt)
+            memory.mark(app.died, attempt.nodes, attempt.end)
+        judged = self._judge(case, key, fresh=True)
+        self._rescored.pop(key, None)
+        if by_itself:
+            app.lately += (case.own - app.lately) * LATELY
+            app.ended = max(app.ended, attempt.end)
+        self._ripples(case, key, judged.failing)
+        return judged.verdict
+
+    def _told_again(self, attempt: Attempt, home: NodeState, key: str) -> Verdict | None:
+        """Judge a failure again of which more may be known since; it stays the application that it was."""
+        before = home.cases.get(key)
+        if before is None:
+            return None  # so long ago that it is forgotten
+        case = case_of(attempt, before.application)
+        case.own, case.lately = before.own, before.lately
+        case.shared, case.leaves, case.apart = before.shared, before.leaves, before.apart
+        if same_evidence(case, before):
+            return judge(before, key, self.known, self.explained).verdict
+        home.cases[key] = case
+        judged = self._judge(case, key)
+        self._rescored.pop(key, None)
+        self._ripples(case, key, judged.failing)
+        return judged.verdict
 
     def _judge(self, case: Case, key: str, fresh: bool = False) -> Judged:
         """Judge a case and put its say in the place of its old one."""
@@ -276,18 +278,18 @@ class Correlator:
         if old and not (weights or old.weights) and (old.hard, old.unexplained) == (hard, unexplained):
             return
         node.records[key] = Record(
-            attempt.start,
-            attempt.end,
-            attempt.nodes[0],
-            attempt.user,
-            case.application,
-            weights,
-            round(judged.verdict.responsible.get(name, 0.0), 5) if weights else 0.0,
-            hard,
-            unexplained,
-            old.days if old else node.days,
-            old.jobs if old else node.jobs,
-            case.apart,
+            start=attempt.start,
+            end=attempt.end,
+            home=attempt.nodes[0],
+            user=attempt.user,
+            application=case.application,
+            weights=weights,
+            blame=round(judged.verdict.responsible.get(name, 0.0), 5) if weights else 0.0,
+            hard=hard,
+            unexplained=unexplained,
+            days=old.days if old else node.days,
+            jobs=old.jobs if old else node.jobs,
+            apart=case.apart,
         )
         same = old and (old.hard, old.apart) == (hard, case.apart)
         if same and old and weights and old.weights and _alike(node, old.weights, weights):
@@ -371,13 +373,6 @@ class Correlator:
             if abs(blame - record.blame) > CHANGED / 2 and record.end > time - self.settings.horizon:
                 self._again(key, record.home)
 
-    def _remember_print(self, case: Case, key: str) -> None:
-        app, attempt = self.state.applications[case.application], case.attempt
-        app.prints.append(
-            [key, attempt.nodes[0], case.fingerprint, case.rank, case.iteration, list(attempt.nodes[:64])]
-        )
-        del app.prints[:-PRINTS]
-
     def _test(self, node: NodeState, event: Event) -> None:
         level = str(event.detail.get("level") or re.sub(r"\D", "", event.code) or "2")
         passed = event.detail.get("passed")
@@ -398,3 +393,16 @@ def _alike(node: NodeState, one: Sequence[float], other: Sequence[float]) -> boo
         return True
     factors = [math.exp(b - a) for a, b in zip(one, other)]
     return node._tally is not None and suspicion.matter(node._tally, factors) < suspicion.TRIFLE / 5
+
+
+def _keep(runs: list[tuple[float, float, Any]], run: tuple[float, float, Any], count: int) -> None:
+    """Keep `count` of the last ones at least: to tidy up each time would cost more."""
+    runs.append(run)
+    if len(runs) > 2 * count:
+        del runs[:count]
+
+
+def _remember_print(app: AppState, case: Case, key: str) -> None:
+    nodes = case.attempt.nodes
+    app.prints.append([key, nodes[0], case.fingerprint, case.rank, case.iteration, list(nodes[:64])])
+    del app.prints[:-PRINTS]

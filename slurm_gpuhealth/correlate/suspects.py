@@ -52,7 +52,7 @@ def suspicions(
 
 
 def of(name: str, node: NodeState, time: float, s: settings.Suspicion, state: State = NOTHING) -> Suspicion:
-    """One node's, without the rung, which is the fleet's to decide."""
+    """The suspicion of one node, without its rung: that depends on the whole fleet."""
     g = grid(s)
     levels = suspicion.levels(node, time, g, s)
     groups = suspicion.groups(node, g, s)
@@ -64,19 +64,18 @@ def of(name: str, node: NodeState, time: float, s: settings.Suspicion, state: St
     expected = node.exposure * shrink * g.hazard[0]
     hard = _hard(node, time, s)
     return Suspicion(
-        name,
-        time,
-        1 - levels[0],
-        suspicion.hazard(levels, g),
-        observed,
-        expected,
-        "",
-        len({one.user for one in blamed}),
-        len({one.application for one in blamed}),
-        hard,
-        _last_test(node),
-        suspicion.tied(groups, time, g),
-        (
+        node=name,
+        time=time,
+        p_lemon=1 - levels[0],
+        hazard_per_day=suspicion.hazard(levels, g),
+        observed=observed,
+        expected=expected,
+        users=len({one.user for one in blamed}),
+        applications=len({one.application for one in blamed}),
+        hard=hard,
+        last_test=_last_test(node),
+        gpus=suspicion.tied(groups, time, g),
+        terms=(
             f"{observed:.1f} failures are its{_without_jobs(len(alone))}; a good node would have had {expected:.1f}",
             *_terms(node, blamed, hard, time, state, s),
         ),
