@@ -81,7 +81,8 @@ class Correlator:
         if len(home.seen) > SEEN:
             del home.seen[next(iter(home.seen))]
         name = application(attempt.user, attempt.account, attempt.name, attempt.submit)
-        self._expose(attempt, self._count(attempt, name))
+        unit = growth(attempt.end, self.settings.half_life)
+        self._expose(attempt, unit, self._count(attempt, name, unit))
         return None if attempt.state == "COMPLETED" else self._failed(attempt, name, home, key)
 
     def event(self, event: Event) -> None:
@@ -133,10 +134,9 @@ class Correlator:
             known = self.state.nodes[name] = NodeState()
         return known
 
-    def _count(self, attempt: Attempt, name: str) -> float:
+    def _count(self, attempt: Attempt, name: str, unit: float) -> float:
         """Add a run to its application and to the fleet. Returns how many failures to expect of such a run, decayed."""
         s, end = self.settings, attempt.end
-        unit = growth(end, s.half_life)
         app = self.state.applications.get(name)
         if app is None:
             app = self.state.applications[name] = AppState()
@@ -151,12 +151,12 @@ class Correlator:
         everywhere.exposure += max(0.0, end - attempt.start) / DAY * unit * len(attempt.nodes)
         return (app.failed + s.runs * s.failing * unit) / (app.runs + s.runs * unit) * unit
 
-    def _expose(self, attempt: Attempt, expected: float) -> None:
+    def _expose(self, attempt: Attempt, unit: float, expected: float) -> None:
         """Add a run to each of its nodes. A success costs this too: so it is a handful of additions."""
         start, end, gpus = attempt.start, attempt.end, attempt.gpus
         spared, known = self.settings.spared, self.state.nodes.get
         days = max(0.0, end - start) / DAY
-        decayed = days * growth(end, self.settings.half_life)
+        decayed = days * unit
         completed = attempt.state == "COMPLETED" and end - start > spared
         run: tuple[float, float, Any] = start, end, None
         for name in attempt.nodes:
@@ -179,9 +179,15 @@ class Correlator:
             node.failing += expected
             if not node.since or start < node.since:
                 node.since = start
-            _keep(node.ran, run, RAN)
+            ran = node.ran
+            ran.append(run)
+            if len(ran) > 2 * RAN:  # to tidy up each time would cost more
+                del ran[:RAN]
             if completed:
-                _keep(node.completed, run, COMPLETED)
+                ran = node.completed
+                ran.append(run)
+                if len(ran) > 2 * COMPLETED:
+                    del ran[:COMPLETED]
             if node.events and node.events[-1].until >= start:
                 if completed and memory.spare(node, spared):
                     node.touched()
@@ -199,9 +205,7 @@ class Correlator:
         app, by_itself = self.state.applications[name], attempt.state not in STATES
         case.lately = app.lately if attempt.end - app.ended < BURST else 0.0
         if by_itself:
-            leaf_of = self.leaves.of
-            under = {leaf_of[node] for node in attempt.nodes if node in leaf_of}
-            fleet.remember(self.state.fleet, case, key, under, self.settings.half_life)
+            fleet.remember(self.state.fleet, case, key, self.leaves.above(attempt.nodes), self.settings.half_life)
             _remember_print(app, case, key)
             case.apart = memory.only_here(app, attempt)
             memory.mark(app.died, attempt.nodes, attempt.end)
@@ -252,7 +256,7 @@ class Correlator:
             case.shared, case.leaves = 0.0, ()  # its log has come since, and says why it failed
             return
         s, widths = self.settings, self.leaves.width
-        for leaf in {self.leaves.of[node] for node in case.attempt.nodes if node in self.leaves.of} - {*case.leaves}:
+        for leaf in self.leaves.above(case.attempt.nodes) - {*case.leaves}:
             if fleet.co_failing(self.state.fleet, case, leaf, widths[leaf], len(widths), s) < s.leaf_alarm:
                 case.leaves = *case.leaves, leaf
         shared = fleet.surge(self.state.fleet, case)
@@ -318,8 +322,8 @@ class Correlator:
         if case.attempt.state in STATES:
             return
         app = self.state.applications[case.application]
-        for other, home, *_ in app.prints if not case.apart else ():
-            self._not_only_there(other, home, case)
+        if not case.apart:
+            self._not_only_there(case, app)
         if not 1 / OFTEN < rate / (app.judged or self.settings.failing) < OFTEN:
             app.judged = rate
             for other, home, *_ in app.prints:
@@ -336,15 +340,17 @@ class Correlator:
                 if other != key:
                     self._again(other, home)
 
-    def _not_only_there(self, key: str, home: str, newer: Case) -> None:
-        """An application fails on another node too: what it did on one alone was no sign of that."""
-        node = self.state.nodes.get(home)
-        earlier = node.cases.get(key) if node else None
-        if not earlier or not earlier.apart or home in newer.attempt.nodes:
-            return
-        if newer.attempt.end - earlier.attempt.end < DAY:
-            earlier.apart = False
-            self._again(key, home)
+    def _not_only_there(self, newer: Case, app: AppState) -> None:
+        """An application fails on another node too: that it failed on one alone is no more a sign of that node."""
+        known, failed = self.state.nodes.get, newer.attempt.nodes
+        for key, home, _, _, _, _ in app.prints:
+            if home in failed:
+                continue
+            node = known(home)
+            earlier = node.cases.get(key) if node else None
+            if earlier and earlier.apart and newer.attempt.end - earlier.attempt.end < DAY:
+                earlier.apart = False
+                self._again(key, home)
 
     def _as_often(self, key: str, home: str, newer: Case, lately: float) -> None:
         """Judge an earlier failure of an application by how often it fails now."""
@@ -393,13 +399,6 @@ def _alike(node: NodeState, one: Sequence[float], other: Sequence[float]) -> boo
         return True
     factors = [math.exp(b - a) for a, b in zip(one, other)]
     return node._tally is not None and suspicion.matter(node._tally, factors) < suspicion.TRIFLE / 5
-
-
-def _keep(runs: list[tuple[float, float, Any]], run: tuple[float, float, Any], count: int) -> None:
-    """Keep `count` of the last ones at least: to tidy up each time would cost more."""
-    runs.append(run)
-    if len(runs) > 2 * count:
-        del runs[:count]
 
 
 def _remember_print(app: AppState, case: Case, key: str) -> None:

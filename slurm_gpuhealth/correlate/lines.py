@@ -21,10 +21,11 @@ CUT = ("CANCELLED", "OUT_OF_MEMORY", "COMPLETED", "COMPLETING", "NODE_FAIL", "BO
 
 NAMES = frozenset((str, int))
 """What a GPU is named by: no bool, which is an int too."""
+TEXT = frozenset((str,))
 
 
 def read_attempt(row: Mapping[str, Any]) -> Attempt:
-    """A line of JOBS. Raises ValueError, which names the key. Equal names become one object."""
+    """A line of JOBS. Raises ValueError, which names the key."""
     try:
         gpus = row.get("gpus")
         if gpus is not None and not isinstance(gpus, dict):
@@ -32,16 +33,16 @@ def read_attempt(row: Mapping[str, Any]) -> Attempt:
         return Attempt(
             _whole(row, "job"),
             _whole(row, "attempt", 0),
-            intern(str(row.get("user") or "")),
-            intern(str(row.get("account") or "")),
-            intern(str(row.get("name") or "")),
+            str(row.get("user") or ""),
+            str(row.get("account") or ""),
+            str(row.get("name") or ""),
             _whole(row, "array") if row.get("array") is not None else None,
             _state(row["state"]),
             _whole(row, "exit_code", 0),
             _whole(row, "signal", 0),
             _seconds(row, "start"),
             _seconds(row, "end"),
-            tuple(dict.fromkeys(map(_node, _list(row["nodes"])))),
+            _nodes(_list(row["nodes"])),
             {node: _gpus(_list(one)) for node, one in gpus.items()} if gpus else None,
             _text(row.get("failed_node")),
             _text(row.get("log")),
@@ -97,7 +98,13 @@ def _whole(row: Mapping[str, Any], key: str, default: int | None = None) -> int:
 def _state(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise TypeError(f"'state' is {str(value)[:80]!r}, where Slurm's word belongs")
-    word = value.split()[0].upper()
+    return _word(value)
+
+
+@lru_cache(maxsize=1024)
+def _word(state: str) -> str:
+    """Slurm's first word: of `CANCELLED by 1000`, or cut by sacct."""
+    word = state.split()[0].upper()
     return next((one for one in CUT if one.startswith(word[:-1])), word) if word.endswith("+") else word
 
 
@@ -117,6 +124,16 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
+def _nodes(names: list[Any]) -> tuple[str, ...]:
+    return _same_nodes(tuple(names)) if TEXT.issuperset(map(type, names)) else tuple(map(_node, names))
+
+
+@lru_cache(maxsize=4096)
+def _same_nodes(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Each name once; the same object for equal nodes."""
+    return tuple(dict.fromkeys(map(_node, names)))
+
+
 def _node(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise TypeError(f"{str(value)[:80]!r}, where a name belongs")
@@ -130,13 +147,13 @@ def _text(value: Any) -> str | None:
 
 
 def _gpus(names: list[Any]) -> tuple[GpuName, ...]:
-    return _one(tuple(names) if NAMES.issuperset(map(type, names)) else tuple(map(_gpu, names)))
+    return _same_gpus(tuple(names) if NAMES.issuperset(map(type, names)) else tuple(map(_gpu, names)))
 
 
 @lru_cache(maxsize=16384)
-def _one(gpus: tuple[GpuName, ...]) -> tuple[GpuName, ...]:
-    """The same object for equal ones."""
-    return gpus
+def _same_gpus(names: tuple[GpuName, ...]) -> tuple[GpuName, ...]:
+    """The same object for equal GPUs."""
+    return names
 
 
 def _gpu(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from slurm_gpuhealth.outcomes import Attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Iterable, Mapping, MutableMapping
 
     from slurm_gpuhealth.config.settings import Suspicion
     from slurm_gpuhealth.correlate.weights import Grid
@@ -232,6 +232,10 @@ class Leaves(NamedTuple):
     """Node → its leaf switch."""
     width: Mapping[str, int]
     """Leaf switch → how many nodes it has."""
+
+    def above(self, nodes: Iterable[str]) -> set[str]:
+        """The leaf switches of these nodes."""
+        return {self.of[node] for node in nodes if node in self.of} if self.of else set()
 
 
 class Known(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time as clock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_gpuhealth.correlate import fleet, suspicion
 from slurm_gpuhealth.correlate.state import State
@@ -42,8 +42,9 @@ def suspicions(
             continue
         levels = suspicion.levels(node, time, grid(s), s)
         if 1 - levels[0] > above:
-            found.append(of(name, node, time, s, state))
-            chances[name] = _chance(node, time, state, s)[0]
+            cluster = _cluster(node, time, state, s)
+            found.append(_suspicion(name, node, levels, cluster, time, s))
+            chances[name] = cluster.chance
     sure = fleet.discoveries(chances, every, s.false_discoveries)
     soft = [one for one in found if one.p_lemon >= s.l3 and not one.hard]
     wave = len(soft) > max(WAVE_LEAST, WAVE * every)
@@ -53,8 +54,14 @@ def suspicions(
 
 def of(name: str, node: NodeState, time: float, s: settings.Suspicion, state: State = NOTHING) -> Suspicion:
     """The suspicion of one node, without its rung: that depends on the whole fleet."""
+    levels = suspicion.levels(node, time, grid(s), s)
+    return _suspicion(name, node, levels, _cluster(node, time, state, s), time, s)
+
+
+def _suspicion(
+    name: str, node: NodeState, levels: list[float], cluster: Cluster, time: float, s: settings.Suspicion
+) -> Suspicion:
     g = grid(s)
-    levels = suspicion.levels(node, time, g, s)
     groups = suspicion.groups(node, g, s)
     shrink = 1.0 / growth(time, s.half_life)
     blamed = [one for one in node.records.values() if one.blame >= 0.1]
@@ -77,7 +84,7 @@ def of(name: str, node: NodeState, time: float, s: settings.Suspicion, state: St
         gpus=suspicion.tied(groups, time, g),
         terms=(
             f"{observed:.1f} failures are its{_without_jobs(len(alone))}; a good node would have had {expected:.1f}",
-            *_terms(node, blamed, hard, time, state, s),
+            *_terms(node, blamed, hard, cluster, s),
         ),
     )
 
@@ -113,15 +120,23 @@ def _unexplained(node: NodeState, time: float, state: State, s: settings.Suspici
                 yield one, bool(case and case.kind == "hardware")
 
 
-def _chance(node: NodeState, time: float, state: State, s: settings.Suspicion) -> tuple[float, int, float]:
-    """P(so many applications fail here unexplained within some days, or more), how many did, and how many one expects.
+class Cluster(NamedTuple):
+    """Failures of different applications that no log explains, on one node within some days."""
 
-    Of SPANS up to the newest of them the most telling, at the price of having looked at each: a past in which the node
-    was good, and failures that their own logs explain, are no excuse. Those whose logs speak of hardware also by
-    themselves: programs rarely leave such.
+    chance: float
+    """P(so many applications fail there, or more), if the node is good."""
+    applications: int
+    expected: float
+
+
+def _cluster(node: NodeState, time: float, state: State, s: settings.Suspicion) -> Cluster:
+    """The most telling of SPANS up to the newest failure; that each was looked at makes it less telling.
+
+    A past in which the node was good, and failures that their own logs explain, are no excuse. Failures whose logs
+    speak of hardware are also looked at by themselves: programs rarely leave such logs.
     """
     told = sorted(_unexplained(node, time, state, s), key=lambda one: one[0].end)
-    best = 1.0, len({one.application for one, _ in told}), 0.0
+    best = Cluster(1.0, len({one.application for one, _ in told}), 0.0)
     g, usual = grid(s), _usual(node, time, state.fleet, s)
     rare = g.rows["hardware"][COLUMNS.index("application")] / g.programs
     for rate, failed in ((usual, [one for one, _ in told]), (usual * rare, [one for one, hard in told if hard])):
@@ -133,7 +148,7 @@ def _chance(node: NodeState, time: float, state: State, s: settings.Suspicion) -
             count, expected = len(first), (max(first.values()) - min(first.values())) * rate
             # The stretch begins with a failure: it is those after it that are counted.
             chance = min(1.0, len(SPANS) * fleet.poisson_tail(count - 1, expected))
-            best = min(best, (chance, count, expected))
+            best = min(best, Cluster(chance, count, expected))
     return best
 
 
@@ -146,16 +161,14 @@ def _usual(node: NodeState, time: float, everywhere: FleetState, s: settings.Sus
     return a_job * share + node.days / max(1.0, node.jobs) * s.hazards[0]
 
 
-def _terms(
-    node: NodeState, blamed: list[Record], hard: int, time: float, state: State, s: settings.Suspicion
-) -> list[str]:
+def _terms(node: NodeState, blamed: list[Record], hard: int, cluster: Cluster, s: settings.Suspicion) -> list[str]:
     said = []
     if blamed:
         users, apps = {one.user for one in blamed}, {one.application for one in blamed}
         said.append(f"it is blamed for {len(blamed)} failed jobs of {len(users)} users and {len(apps)} applications")
-    chance, count, usual = _chance(node, time, state, s)
-    if chance < 0.05:
-        said.append(f"{count} applications failed here unexplained; {usual:.1f} expected (chance {chance:.1g})")
+    if cluster.chance < 0.05:
+        usual, chance = f"{cluster.expected:.1f}", f"{cluster.chance:.1g}"
+        said.append(f"{cluster.applications} applications failed here unexplained; {usual} expected (chance {chance})")
     if hard:
         said.append(f"{hard} hard events of its own in {s.horizon / 86400:.0f} days")
     if node.tests:

@@ -14,7 +14,8 @@ import math
 from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_gpuhealth.correlate import suspicion, terms, testimony
+from slurm_gpuhealth.correlate import terms, testimony
+from slurm_gpuhealth.correlate.suspicion import levels
 from slurm_gpuhealth.correlate.weights import COLUMNS, DAY
 from slurm_gpuhealth.outcomes import Verdict
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.config.settings import Suspicion
     from slurm_gpuhealth.correlate.state import Case, Known, State, Weights
     from slurm_gpuhealth.correlate.testimony import Evidence, Sign
-    from slurm_gpuhealth.correlate.weights import Grid
+    from slurm_gpuhealth.correlate.weights import Grid, Row
     from slurm_gpuhealth.outcomes import GpuName
 
 USERS = ("TIMEOUT", "PREEMPTED", "CANCELLED", "DEADLINE", "REQUEUED", "REVOKED")
@@ -50,7 +51,7 @@ class Judged(NamedTuple):
     """How often the application fails by itself."""
     weights: dict[str, Weights]
     """Node → log likelihood of each level."""
-    hard: frozenset[str]
+    hard: set[str]
     """Nodes that a hard event, or Slurm, names."""
 
 
@@ -77,23 +78,23 @@ def judge(case: Case, key: str, known: Known, explained: bool = True) -> Judged:
 
 def _other_causes(case: Case, evidence: Evidence, known: Known) -> dict[str, float]:
     """Cause, but the nodes → its prior probability times the evidence; not yet adding up to 1."""
-    state, likelihood = case.attempt.state, dict(zip(COLUMNS, evidence.log))
+    state = case.attempt.state
+    priors, likelihoods = STATES.get(state) or _priors(case, evidence.failing, known), zip(COLUMNS, evidence.log)
+    next(likelihoods)  # the nodes'
     if state == "NODE_FAIL":
-        for cause, factor in NODE_FAIL.items():
-            likelihood[cause] *= factor
-    priors = STATES.get(state) or _priors(case, evidence.failing, known)
-    causes = {cause: priors[cause] * likelihood[cause] for cause in COLUMNS[1:]}
+        causes = {cause: priors[cause] * (likelihood * NODE_FAIL[cause]) for cause, likelihood in likelihoods}
+    else:
+        causes = {cause: priors[cause] * likelihood for cause, likelihood in likelihoods}
     causes["application"] *= evidence.repeated
     return causes
 
 
 def _priors(case: Case, failing: float, known: Known) -> dict[str, float]:
-    s, days, leaf_of = known.settings, _days(case), known.leaves.of
-    under = {leaf_of[node] for node in case.attempt.nodes if node in leaf_of}
-    fabric = (1 - math.exp(-s.fabric * days)) * max(1, len(under)) + s.together * len(case.leaves)
+    s, days, nodes = known.settings, _days(case), case.attempt.nodes
+    fabric = (1 - math.exp(-s.fabric * days)) * max(1, len(known.leaves.above(nodes))) + s.together * len(case.leaves)
     return {
         "application": failing,
-        "fabric": min(fabric, 0.9) * (1.0 if len(case.attempt.nodes) > 1 else 0.3),
+        "fabric": min(fabric, 0.9) * (1.0 if len(nodes) > 1 else 0.3),
         "infrastructure": 1 - math.exp(-s.infrastructure * days) + s.together * case.shared,
         "user": 0.001,
     }
@@ -106,14 +107,13 @@ def _days(case: Case) -> float:
 
 def _likelihoods(case: Case, evidence: Evidence, known: Known) -> dict[str, Weights]:
     """Node → how likely it ends the attempt in this way, at each of its levels."""
-    days, log = _days(case), dict(zip(COLUMNS, evidence.log))
-    ratios = _ratios(case, evidence, known)
+    days, ratios = _days(case), _ratios(case, evidence, known)
     found: dict[str, Weights] = {}
     same: dict[tuple[float, float], Weights] = {}  # most nodes of a large job are alike
     for node, state in evidence.nodes.items():
         alike = testimony.share(case.attempt, node, state), ratios[node]
         if alike not in same:
-            same[alike] = _likelihood(days, *alike, log, known.grid)
+            same[alike] = _likelihood(days, *alike, evidence.log, known.grid)
         found[node] = same[alike]
     return found
 
@@ -132,7 +132,7 @@ def _ratios(case: Case, evidence: Evidence, known: Known) -> dict[str, float]:
     return ratios
 
 
-def _likelihood(days: float, share: float, ratio: float, log: Mapping[str, float], grid: Grid) -> Weights:
+def _likelihood(days: float, share: float, ratio: float, log: Row, grid: Grid) -> Weights:
     """Level by level, of a node of which the job had that share. What a broken node leaves in a log may look as if the
     program had failed."""
     days *= share
@@ -140,27 +140,25 @@ def _likelihood(days: float, share: float, ratio: float, log: Mapping[str, float
         50.0 if hazard * days > 3.9 else min(50.0, math.expm1(hazard * days) + start * share)
         for hazard, start in grid.odds
     ]
-    node = log["node"] * ratio
-    return (*[one * node for one in odds[:-1]], odds[-1] * max(log["application"], log["node"]) * ratio)
+    node, application = log[:2]
+    likely = node * ratio
+    return (*[one * likely for one in odds[:-1]], odds[-1] * max(application, node) * ratio)
 
 
 def _shares(case: Case, evidence: Evidence, likelihoods: Mapping[str, Weights], known: Known) -> dict[str, float]:
     """Node → its share of the blame, not yet adding up to 1."""
-    table, signs = STATES.get(case.attempt.state), evidence.signs
+    attempt, signs, grid, s = case.attempt, evidence.signs, known.grid, known.settings
+    table, near, without = STATES.get(attempt.state), evidence.near, evidence.without
     if table and not signs:
         shares = dict.fromkeys(evidence.nodes, 1.0)
     else:
         shares = {
-            node: sum(map(mul, _levels(case, node, evidence, known), likelihoods[node])) for node in evidence.nodes
+            node: sum(map(mul, levels(state, attempt.end, grid, s, without, near.get(node, ())), likelihoods[node]))
+            for node, state in evidence.nodes.items()
         }
     if table:
-        _scale(shares, table["node"], evidence.log[0], signs, known.settings)
+        _scale(shares, table["node"], evidence.log[0], signs, s)
     return shares
-
-
-def _levels(case: Case, node: str, evidence: Evidence, known: Known) -> list[float]:
-    state, near = evidence.nodes[node], evidence.near.get(node, ())
-    return suspicion.levels(state, case.attempt.end, known.grid, known.settings, evidence.without, near)
 
 
 def _scale(shares: dict[str, float], mass: float, log: float, signs: Mapping[str, Sign], s: Suspicion) -> None:
@@ -177,10 +175,10 @@ def _cautious(
     masses: Mapping[str, float], case: Case, key: str, evidence: Evidence, state: State
 ) -> Mapping[str, float]:
     """The masses as they are told, where the log alone contradicts the rest."""
-    attempt, signs = case.attempt, evidence.signs.values()
-    singled_out = case.hosts or attempt.state == "NODE_FAIL" or any(sign.ratio > 1 for sign in signs)
-    if case.kind == "application" and not singled_out:
-        return _held_back(masses)
+    attempt = case.attempt
+    if case.kind == "application":
+        accused = case.hosts or attempt.state == "NODE_FAIL" or any(one.ratio > 1 for one in evidence.signs.values())
+        return masses if accused else _held_back(masses)
     if case.kind == "hardware" and attempt.state not in STATES and not _met_apart(case, key, state):
         return _in_doubt(masses)
     return masses
@@ -250,10 +248,13 @@ def _log_likelihood(rest: float, likelihood: Weights, s: Suspicion) -> Weights:
     if base <= 0 or max(likelihood) - min(likelihood) < LEAST / 2 * base:
         return NOTHING
     most, log = s.most * base, math.log
-    return tuple([round(log((rest + one if rest + one < most else most) / base), 4) for one in likelihood])
+    worse = [round(log((rest + one if rest + one < most else most) / base), 4) for one in likelihood[1:]]
+    return 0.0, *worse
 
 
-def _hard(case: Case, signs: Mapping[str, Sign]) -> frozenset[str]:
+def _hard(case: Case, signs: Mapping[str, Sign]) -> set[str]:
     attempt = case.attempt
-    named = {attempt.failed_node} & set(attempt.nodes) if attempt.state == "NODE_FAIL" and attempt.failed_node else ()
-    return frozenset((*(node for node, sign in signs.items() if sign.hard and not sign.foreign), *named))
+    found = {node for node, sign in signs.items() if sign.hard and not sign.foreign}
+    if attempt.state == "NODE_FAIL" and attempt.failed_node and attempt.failed_node in attempt.nodes:
+        found.add(attempt.failed_node)
+    return found
