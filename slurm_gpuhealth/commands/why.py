@@ -162,7 +162,7 @@ def _state(ours: dict[str, Any], names: dict[str, Any]) -> dict[str, str] | None
     """What happens now, and what is the reader's; None of a reason that is cut or no longer ours."""
     if ours["cut"] or ours["changed"]:
         return None
-    name, now, do = runbook.state(ours["rung"], ours["state"], ours["next"])
+    name, now, do = runbook.stage(ours["rung"], ours["state"], ours["next"])
     return {"name": name, "now": _fill(now, names), "do": _fill(do, names)}
 
 

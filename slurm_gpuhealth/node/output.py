@@ -36,7 +36,7 @@ def paths(slurm: settings.Slurm, job: Job) -> tuple[str, ...]:
     array, task, name = str(job.job_id), "", ""
     if wanted & ASKED:
         try:
-            array, task, name = _asked(slurm, job.job_id)
+            array, task, name = control.job_names(slurm, job.job_id)
         except control.SlurmError:  # the default name of a job that is no array needs none of these
             pass
     default = "slurm-%A_%a.out" if task else "slurm-%j.out"
@@ -74,15 +74,3 @@ def first_host(nodes: str) -> str:
     """The first node of a hostlist, `n[01-04,7],m2` → `n01`: there slurmd runs the batch script."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else ""
-
-
-def _asked(slurm: settings.Slurm, job_id: int) -> tuple[str, str, str]:
-    """The array's job, the task in it ("" where there is none), and the job's name."""
-    answer = control._ask(slurm, slurm.squeue, "-h", "-a", "-t", "all", "-j", str(job_id), "-o", "%A|%F|%K|%j")
-    for line in answer.splitlines():
-        number, _, rest = line.partition("|")
-        array, _, rest = rest.partition("|")
-        task, _, name = rest.partition("|")
-        if number == str(job_id) and array.isdigit():
-            return array, task if task.isdigit() else "", name
-    raise control.Unreadable(f"squeue -j {job_id}", 0, "no line that begins with this job")

@@ -205,13 +205,14 @@ def sentence(ours: Mapping[str, Any]) -> str:
     return text + "".join(f" Slurm: {one}." for one in ours["tail"])
 
 
-def state(name: str, state: str, follows: str) -> tuple[str, str, str]:
-    """Of a reason's rung, state and `next`: `end` or the state, what happens now, and what is the reader's."""
-    end = state == "fail" and (name == "RMA" or follows in ("", "RMA"))
-    texts = (text.replace("{rung}", rung(name)).replace("{next}", rung(follows)) for text in
-             document()["states"]["end" if end else state])  # fmt: skip
-    now, do = (text[:1].upper() + text[1:] for text in texts)
-    return "end" if end else state, now, do
+def stage(rung_name: str, state: str, follows: str) -> tuple[str, str, str]:
+    """Of a reason's rung, state and `next`: `end` or the state, what happens now, and what the reader may do."""
+    if state == "fail" and (rung_name == "RMA" or follows in ("", "RMA")):
+        state = "end"
+    now, do = (
+        text.replace("{rung}", rung(rung_name)).replace("{next}", rung(follows)) for text in document()["states"][state]
+    )
+    return state, now[:1].upper() + now[1:], do[:1].upper() + do[1:]
 
 
 def rung(name: str) -> str:

@@ -108,6 +108,18 @@ def show_job(slurm: settings.Slurm, job_id: int) -> records.JobRecord:
         raise Unreadable(f"scontrol show job {job_id}", 0, str(error)) from None
 
 
+def job_names(slurm: settings.Slurm, job_id: int) -> tuple[str, str, str]:
+    """The array's job, the task in it ("" where there is none), and the job's name."""
+    answer = _ask(slurm, slurm.squeue, "-h", "-a", "-t", "all", "-j", str(job_id), "-o", "%A|%F|%K|%j")
+    for line in answer.splitlines():
+        number, _, rest = line.partition("|")
+        array, _, rest = rest.partition("|")
+        task, _, name = rest.partition("|")
+        if number == str(job_id) and array.isdigit():
+            return array, task if task.isdigit() else "", name
+    raise Unreadable(f"squeue -j {job_id}", 0, "no line that begins with this job")
+
+
 def drain(slurm: settings.Slurm, name: str, reason: Reason) -> None:
     """Drain the node, whatever its reason says now: `hold.take` looks first."""
     _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", "State=DRAIN", f"Reason={reasons.write(reason)}")
