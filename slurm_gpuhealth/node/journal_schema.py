@@ -5,6 +5,8 @@ Imported only where a journal is made or brought up to date, and by who ships.
 
 from __future__ import annotations
 
+from slurm_gpuhealth.frozen import frozen
+
 TABLES = """
 CREATE TABLE state (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE finding (
@@ -46,18 +48,68 @@ CREATE UNIQUE INDEX outbox_row ON outbox (kind, id, sub);
 """
 MADE = "CAST({}time * 1e6 AS INTEGER)"
 """SQLite gives the number of a row that was pruned to another: so its time is part of its name."""
+
+
+@frozen
+class Shipped:
+    """Rows of a table that go to the cluster's record. In SQL, `{}` stands before each column."""
+
+    table: str
+    id: str
+    size: str
+    """Text whose length counts as the row's size."""
+    again: str
+    """Columns whose change ships a row again."""
+    sub: str = MADE
+    """With `id`, what names the row."""
+    time: str = "{}time"
+    which: str = "1"
+    """Only rows for which this is true."""
+
+
 SHIPPED = {
-    # kind → table, key, time, text that counts as its size, which rows, the columns whose change ships a row again.
     # Passes of level 1 are as many as jobs and say little; a condition that stands is seen again each minute.
-    "finding": ("finding", "{}id", MADE, "{}time", "{}message || {}details", "1", "severity, mode, cleared, acted"),
-    "run": ("job", "{}job", "{}restart", "coalesce({}ended, {}started)", "{}gpus", "1", "gpus, ended, outcome"),
-    "diagnostic": (
-        *("diagnostic", "{}id", MADE, "{}time", "{}detail"),
-        *("({}level > 1 OR {}outcome IN ('fail', 'warn'))", "outcome"),
+    "finding": Shipped(
+        table="finding",
+        id="{}id",
+        size="{}message || {}details",
+        again="severity, mode, cleared, acted",
     ),
-    "decision": ("decision", "{}id", "0", "{}time", "{}reason || {}result || {}was", "1", "action, result"),
-    "step": ("step", "{}id", MADE, "{}time", "{}message", "1", "outcome"),
-    "log": ("joblog", "{}job", "{}restart", "{}time", "{}reading", "1", "reading"),
+    "run": Shipped(
+        table="job",
+        id="{}job",
+        sub="{}restart",
+        time="coalesce({}ended, {}started)",
+        size="{}gpus",
+        again="gpus, ended, outcome",
+    ),
+    "diagnostic": Shipped(
+        table="diagnostic",
+        id="{}id",
+        size="{}detail",
+        which="({}level > 1 OR {}outcome IN ('fail', 'warn'))",
+        again="outcome",
+    ),
+    "decision": Shipped(
+        table="decision",
+        id="{}id",
+        sub="0",
+        size="{}reason || {}result || {}was",
+        again="action, result",
+    ),
+    "step": Shipped(
+        table="step",
+        id="{}id",
+        size="{}message",
+        again="outcome",
+    ),
+    "log": Shipped(
+        table="joblog",
+        id="{}job",
+        sub="{}restart",
+        size="{}reading",
+        again="reading",
+    ),
 }
 OVERHEAD = 400
 """Bytes of a record beside its long texts."""
@@ -78,20 +130,20 @@ def _triggers() -> list[str]:
     Not OR REPLACE: the statement that fires a trigger imposes its own way of conflict (sqlite.org/lang_createtrigger).
     """
     made = []
-    for kind, (table, key, sub, time, text, which, columns) in SHIPPED.items():
-        drop = f"DELETE FROM outbox WHERE kind = '{kind}' AND id = {key} AND sub = {sub}"  # noqa: S608 - all ours
-        insert = f"INSERT INTO outbox {COLUMNS} VALUES ({_values(kind, key, sub, time, text)})"  # noqa: S608
-        for name, moment in (("new", f"INSERT ON {table}"), ("changed", f"UPDATE OF {columns} ON {table}")):
-            body = f"WHEN {which} AND EXISTS ({SHIPS}) BEGIN {drop}; {insert}; END".replace("{}", "new.")
-            made.append(f"CREATE TRIGGER {table}_{name} AFTER {moment} {body}")
+    for kind, one in SHIPPED.items():
+        drop = f"DELETE FROM outbox WHERE kind = '{kind}' AND id = {one.id} AND sub = {one.sub}"  # noqa: S608 - all ours
+        insert = f"INSERT INTO outbox {COLUMNS} VALUES ({_values(kind, one)})"  # noqa: S608
+        for name, moment in (("new", f"INSERT ON {one.table}"), ("changed", f"UPDATE OF {one.again} ON {one.table}")):
+            body = f"WHEN {one.which} AND EXISTS ({SHIPS}) BEGIN {drop}; {insert}; END".replace("{}", "new.")
+            made.append(f"CREATE TRIGGER {one.table}_{name} AFTER {moment} {body}")
     return made
 
 
 def refill() -> list[str]:
     """SQL that puts all rows that are to be shipped into an empty outbox, the oldest first."""
     parts = [
-        f"SELECT {_values(kind, key, sub, time, text)} FROM {table} WHERE {which}".replace("{}", "")  # noqa: S608
-        for kind, (table, key, sub, time, text, which, _) in SHIPPED.items()
+        f"SELECT {_values(kind, one)} FROM {one.table} WHERE {one.which}".replace("{}", "")  # noqa: S608
+        for kind, one in SHIPPED.items()
     ]
     return ["DELETE FROM outbox", f"INSERT INTO outbox {COLUMNS} {' UNION ALL '.join(parts)} ORDER BY 4"]
 
@@ -100,5 +152,5 @@ COLUMNS = "(kind, id, sub, time, bytes)"
 SHIPS = "SELECT 1 FROM state WHERE name = 'ships'"
 
 
-def _values(kind: str, key: str, sub: str, time: str, text: str) -> str:
-    return f"'{kind}', {key}, {sub}, {time}, {OVERHEAD} + length(CAST({text} AS BLOB))"
+def _values(kind: str, one: Shipped) -> str:
+    return f"'{kind}', {one.id}, {one.sub}, {one.time}, {OVERHEAD} + length(CAST({one.size} AS BLOB))"

@@ -112,11 +112,11 @@ def _waiting(journal: Journal) -> tuple[list[Record], int]:
     ):
         if size and size + bytes_ > AT_ONCE:
             break
-        table, name, part, *_ = journal_schema.SHIPPED[kind]
+        shipped = journal_schema.SHIPPED[kind]
         if kind not in columns:
-            columns[kind] = [row[1] for row in journal.rows(f"PRAGMA table_info({table})")]
-        which = f"{name} = ? AND {part} = ?".replace("{}", "")
-        found = journal.one(f"SELECT * FROM {table} WHERE {which}", key, sub)  # noqa: S608 - our own names
+            columns[kind] = [row[1] for row in journal.rows(f"PRAGMA table_info({shipped.table})")]
+        which = f"{shipped.id} = ? AND {shipped.sub} = ?".replace("{}", "")
+        found = journal.one(f"SELECT * FROM {shipped.table} WHERE {which}", key, sub)  # noqa: S608 - our own names
         if found:
             row = {column: value for column, value in zip(columns[kind], found) if value is not None}
             records.append({"kind": kind, "seq": seq, "id": key, "sub": sub, "row": row})
