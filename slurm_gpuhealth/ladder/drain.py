@@ -42,6 +42,18 @@ OUT = ("drained", "held", "claimed", "admin")
 
 
 @frozen
+class Run:
+    """A program of ours that found faults on its node."""
+
+    settings: Settings
+    journal: Journal
+    program: str
+    node: str
+    now: float
+    job: int | None
+
+
+@frozen
 class Outcome:
     word: str
     detail: str = ""
@@ -50,6 +62,8 @@ class Outcome:
     """Our hold after it, where it is not written down yet."""
     noted: bool = False
     """The decision is in the journal already."""
+    again: bool = False
+    """The node is another than it was found, and nothing is decided: look at it once more."""
 
 
 def act(settings: Settings, journal: Journal, program: str, node: str, now: float, job: int | None = None) -> str:
@@ -63,12 +77,13 @@ def act(settings: Settings, journal: Journal, program: str, node: str, now: floa
     if lane is None:
         say(f"{node}: another program of ours waits for Slurm; undecided", error=True)
         return "undecided"
+    run = Run(settings, journal, program, node, now, job)
     try:
-        for _ in range(4):  # an admin knew of some of it, a claim was settled: what is left?
-            outcome = _decide(settings, journal, program, node, now, job)
-            if outcome not in ("acked", "settled"):
+        for _ in range(4):
+            outcome = _decide(run)
+            if not outcome.again:
                 break
-        return outcome
+        return outcome.word
     finally:
         os.close(lane)
 
@@ -82,69 +97,66 @@ def _spread(node: str) -> None:
     time.sleep(zlib.crc32(node.encode()) % 1000 / 1000 * budget.SPLAY)
 
 
-def _decide(settings: Settings, journal: Journal, program: str, node: str, now: float, job: int | None) -> str:
+def _decide(run: Run) -> Outcome:
     """Ask Slurm, act, and write down at once what became of it."""
-    faults = record.waiting(journal)
+    faults, before = record.waiting(run.journal), None
     worst = judge.worst(faults.values())
     if worst is None:
-        return "nothing"
-    was = ""
+        return Outcome("nothing")
     try:
-        before = control.show_node(settings.slurm, node)
-        was = before.reason
-        if journal.get("hold") and not before.ours:
-            follow_hold(settings, journal, before, now)
-            return "acked"
-        if heed(journal, program, before, now, job):
-            return "acked"
-        outcome = _try(settings, journal, program, before, faults, now, job)
+        before = control.show_node(run.settings.slurm, run.node)
+        outcome = _try(run, before, faults, worst)
     except control.ControllerDown as error:
         outcome = Outcome("undecided", str(error))
     except (control.SlurmError, ValueError) as error:
         outcome = Outcome("refused", str(error))
-    if outcome.word in ("acked", "settled"):
-        return outcome.word
-    words = decisions.of_fault(worst)
+    if not outcome.again:
+        _conclude(run, faults, worst, outcome, before.reason if before else "")
+    return outcome
 
-    def conclude() -> None:
+
+def _try(run: Run, before: NodeRecord, faults: Faults, worst: Judged) -> Outcome:
+    """One attempt on the node whose record is `before`. Raises control.SlurmError."""
+    from slurm_gpuhealth.ladder import entry
+
+    settings, journal, ours = run.settings, run.journal, before.ours
+    if journal.get("hold") and not ours:
+        follow_hold(settings, journal, before, run.now)
+        return Outcome("acked", again=True)
+    if heed(journal, run.program, before, run.now, run.job):
+        return Outcome("acked", again=True)
+    if ours and ours.state == "claim":
+        return _settle(run, before)
+    plan, wanted = hold.plan_drain(before), entry.reason(settings, journal, before, worst, run.now, run.job)
+    if ours and entry.is_higher(wanted, ours):
+        higher = replace(wanted, since=ours.since, by=ours.by, to=ours.to, boots=max(wanted.boots, ours.boots))
+        if len({ours.gpu, wanted.gpu, None}) < 3:  # what hands have done to one GPU is not done to another
+            higher = replace(higher, done=ours.done)
+        return _became(hold.reword(settings.slurm, before.name, higher), higher, run.now)
+    if plan.action in ("ours", "leave"):
+        return _became(hold.Change(plan, before, before, done=bool(ours)), wanted, run.now)
+    return _claim(run, before, faults, wanted)
+
+
+def _conclude(run: Run, faults: Faults, worst: Judged, outcome: Outcome, was: str) -> None:
+    """Write the outcome into the journal, and say it. `was`: the node's reason before."""
+    journal, words = run.journal, decisions.of_fault(worst)
+
+    def write() -> None:
         if outcome.held:
             journal.put("hold", outcome.held)
-        number = decisions.note(
-            journal, now, program, outcome.word, decisions.of_fault(worst), outcome.detail, was, job
-        )
+        number = decisions.note(journal, run.now, run.program, outcome.word, words, outcome.detail, was, run.job)
         if outcome.word in ("drained", "held"):
             record.settle(journal, faults, number)
         elif outcome.word in ("admin", "left"):
             record.settle(journal, (row for row, one in faults.items() if not one.finding.standing), number)
         if outcome.word not in ("drained", "held", "undecided"):
-            journal.put("put-off", now)
+            journal.put("put-off", run.now)
 
     if not outcome.noted:
-        journal.together(conclude)
+        journal.together(write)
     detail = f" ({outcome.detail})" if outcome.detail else ""
-    say(f"{node}: {outcome.word}: {words} {worst.finding.message}{detail}", error=True)
-    return outcome.word
-
-
-def _try(
-    settings: Settings, journal: Journal, program: str, before: NodeRecord, faults: Faults, now: float, job: int | None
-) -> Outcome:
-    """One attempt on the node whose record is `before`. Raises control.SlurmError."""
-    from slurm_gpuhealth.ladder import entry
-
-    plan, ours, worst = hold.plan_drain(before), before.ours, judge.worst(faults.values())
-    assert worst is not None  # noqa: S101 - for the type checker
-    if ours and ours.state == "claim":
-        return _settle(settings, journal, before)
-    wanted = entry.reason(settings, journal, before, worst, now, job)
-    if ours and entry.is_higher(wanted, ours):
-        higher = replace(wanted, since=ours.since, by=ours.by, to=ours.to, boots=max(wanted.boots, ours.boots))
-        if len({ours.gpu, wanted.gpu, None}) < 3:  # what hands have done to one GPU is not done to another
-            higher = replace(higher, done=ours.done)
-        return _became(hold.reword(settings.slurm, before.name, higher), higher, now)
-    if plan.action in ("ours", "leave"):
-        return _became(hold.Change(plan, before, before, done=bool(ours)), wanted, now)
-    return _claim(settings, journal, program, before, faults, wanted, now)
+    say(f"{run.node}: {outcome.word}: {words} {worst.finding.message}{detail}", error=True)
 
 
 def _became(change: hold.Change, wanted: Reason, now: float) -> Outcome:
@@ -163,71 +175,72 @@ def _became(change: hold.Change, wanted: Reason, now: float) -> Outcome:
     return Outcome("held", f"changed at once by somebody: {change.after.reason!r}", held)
 
 
-def _settle(settings: Settings, journal: Journal, before: NodeRecord) -> Outcome:
+def _settle(run: Run, before: NodeRecord) -> Outcome:
     """A claim that nobody has settled: a program of ours was killed over it, or somebody asks for a test just now."""
     from slurm_gpuhealth.ladder import claim
 
     if claim.is_elsewhere(before, time.time()):
         return Outcome("undecided", f"somebody is just taking it: {before.reason!r}")
-    outcome, why = claim.finish(settings, journal, before.name)
+    outcome, why = claim.finish(run.settings, run.journal, before.name)
     if outcome in ("drained", "gone"):
-        return Outcome("settled")
+        return Outcome("settled", again=True)
     return Outcome(outcome, why, noted=True)
 
 
-def _claim(
-    settings: Settings,
-    journal: Journal,
-    program: str,
-    before: NodeRecord,
-    faults: Faults,
-    wanted: Reason,
-    now: float,
-) -> Outcome:
+def _claim(run: Run, before: NodeRecord, faults: Faults, wanted: Reason) -> Outcome:
     """Drain the node if the budget has room, also 2 s later. Raises control.SlurmError where nothing was written."""
     from slurm_gpuhealth.ladder import claim
 
-    plan, began = hold.plan_drain(before), time.monotonic()
-    written: hold.Change | None = None
-
-    def write() -> bool:
-        nonlocal written
-        adopted = {"fact": wanted.fact, "was": before.reason}  # to be put back, should we be killed after the write
-        journal.put("adopted", adopted if plan.action == "adopt" else None)
-        written = hold.seize(settings.slurm, before.name, replace(wanted, state="claim"), before, plan)
-        if written.plan.action in ("drain", "adopt"):
-            stands = written.done
-            journal.together(lambda: _claimed(journal, program, wanted, before.reason, faults, now, stands))
-        in_time = time.monotonic() - began < settings.slurm.timeout  # who waits for us has no more
-        return written.done and written.plan.action != "ours" and in_time
-
+    seizure = _Seizure(run, before, faults, wanted)
     try:
-        outcome, why = claim.take(settings, journal, before.name, wanted, write)
+        outcome, why = claim.take(run.settings, run.journal, before.name, wanted, seizure.write)
     except control.SlurmError as error:
-        if written is None:
+        if seizure.change is None:
             raise
         return Outcome("claimed", str(error), noted=True)
+    change = seizure.change
     if outcome == "gone":
-        follow_hold(settings, journal, control.show_node(settings.slurm, before.name), now)
-        return Outcome("settled")
-    if outcome != "stopped" or written is None:
-        return Outcome(outcome, why or plan.why, noted=written is not None)
-    if written.plan.action in ("ours", "leave"):
-        return _became(written, wanted, now)
-    if written.done:
+        follow_hold(run.settings, run.journal, control.show_node(run.settings.slurm, before.name), run.now)
+        return Outcome("settled", again=True)
+    if outcome != "stopped" or change is None:
+        return Outcome(outcome, why or seizure.plan.why, noted=change is not None)
+    if change.plan.action in ("ours", "leave"):
+        return _became(change, wanted, run.now)
+    if change.done:
         return Outcome("claimed", "slurmctld is slow: the next check settles it", noted=True)
-    return Outcome("drained", f"changed at once by somebody: {written.after.reason!r}", noted=True)
+    return Outcome("drained", f"changed at once by somebody: {change.after.reason!r}", noted=True)
 
 
-def _claimed(
-    journal: Journal, program: str, wanted: Reason, was: str, faults: Faults, now: float, stands: bool
-) -> None:
-    """The faults have their decision, which ladder/claim.py confirms or takes back."""
-    number = decisions.note(journal, now, program, "claimed", decisions.of_reason(wanted), "", was, wanted.job)
-    seen = {"seen": now} if stands else {}
-    kept = {"reason": reason.write(replace(wanted, state="claim")), "since": now, "decision": number, **seen}
-    journal.put("hold", kept)
-    record.settle(journal, faults, number)
+class _Seizure:
+    """A claim that is to be written, or was: `change` says what became of it."""
+
+    def __init__(self, run: Run, before: NodeRecord, faults: Faults, wanted: Reason) -> None:
+        self.run, self.before, self.faults, self.wanted = run, before, faults, wanted
+        self.plan, self.began = hold.plan_drain(before), time.monotonic()
+        self.change: hold.Change | None = None
+
+    def write(self) -> bool:
+        """Whether it stands, and was written in time."""
+        settings, journal, before = self.run.settings, self.run.journal, self.before
+        # If we are killed after the write, this is put back.
+        adopted = {"fact": self.wanted.fact, "was": before.reason}
+        journal.put("adopted", adopted if self.plan.action == "adopt" else None)
+        claimed = replace(self.wanted, state="claim")
+        self.change = change = hold.seize(settings.slurm, before.name, claimed, before, self.plan)
+        if change.plan.action in ("drain", "adopt"):
+            journal.together(lambda: self._note(claimed, change.done))
+        in_time = time.monotonic() - self.began < settings.slurm.timeout  # who waits for us has no more
+        return change.done and change.plan.action != "ours" and in_time
+
+    def _note(self, claimed: Reason, stands: bool) -> None:
+        """The faults have their decision, which ladder/claim.py confirms or takes back."""
+        run, words = self.run, decisions.of_reason(self.wanted)
+        number = decisions.note(
+            run.journal, run.now, run.program, "claimed", words, "", self.before.reason, self.wanted.job
+        )
+        seen = {"seen": run.now} if stands else {}
+        run.journal.put("hold", {"reason": reason.write(claimed), "since": run.now, "decision": number, **seen})
+        record.settle(run.journal, self.faults, number)
 
 
 def _tell_shadow(journal: Journal, program: str, now: float, job: int | None) -> None:
