@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_gpuhealth.commands import common
+from slurm_gpuhealth.outcomes import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.correlate.state import NodeState
-    from slurm_gpuhealth.outcomes import Suspicion, Verdict
+    from slurm_gpuhealth.outcomes import Suspicion
 
 FILE = click.Path(exists=True, dir_okay=False)
 
@@ -115,8 +116,6 @@ class _Table:
 
 def printed(one: Verdict | Suspicion) -> dict[str, Any]:
     """As `--json` prints it."""
-    from slurm_gpuhealth.outcomes import Verdict
-
     if isinstance(one, Verdict):
         told = {"verdict": one.cause, "confidence": one.confidence, "node": one.node, "gpu": one.gpu}
         return {"job": one.job, "attempt": one.attempt, **told}

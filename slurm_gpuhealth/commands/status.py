@@ -127,6 +127,7 @@ def _state(journal: Journal, uuid: str) -> str:
     row = journal.one(
         "SELECT severity, source, code, mode FROM finding WHERE uuid = ? AND cleared IS NULL AND severity != 'info'"
         " AND mode != 'old' AND (standing OR acted IS NULL OR ?) ORDER BY severity, time DESC LIMIT 1",
-        *(uuid, journal.get("hold") is not None),
+        uuid,
+        journal.get("hold") is not None,
     )
     return f"{row[0]} {row[1]}:{row[2]}{'' if row[3] == 'enforce' else f' ({row[3]})'}" if row else "ok"

@@ -90,7 +90,11 @@ def undrain(
     settings, problems = settings_or_defaults(here)
     tell(problems)
     which = Which(
-        *(_seconds(since, "--since"), facts, check, rung, confirmed or (rung or "").upper() == "RMA"),
+        since=_seconds(since, "--since"),
+        facts=facts,
+        check=check,
+        rung=rung,
+        confirmed=confirmed or (rung or "").upper() == "RMA",
     )
     ack = settings.drain.ack if how_long is None else _seconds(how_long, "--for") or 0.0
     try:

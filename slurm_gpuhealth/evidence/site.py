@@ -129,7 +129,13 @@ def _broken(why: str) -> list[Any]:
 def _findings(command: Command, state: dict[str, Any]) -> list[Finding]:
     return [
         Finding(
-            *(state["time"], "site", command.name, f"{command.name}: {message}", _gpu(gpu), severity, standing),
+            state["time"],
+            "site",
+            command.name,
+            f"{command.name}: {message}",
+            _gpu(gpu),
+            severity,
+            standing,
             details={"check": command.name, "says": severity, **({"gpu": False} if gpu is None else {})},
         )
         for severity, message, gpu, standing in state["said"]

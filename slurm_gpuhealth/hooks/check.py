@@ -100,7 +100,11 @@ def _first_of_boot(settings: Settings, journal: Journal, node: str, now: float, 
     watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
     identity.learn(settings, journal, node)  # after NVML, which wakes GPUs: a sleeping one has no UUID yet
     run_level.run_level(
-        *(settings, journal, "check", 1, identity.everything(journal)),
+        settings,
+        journal,
+        "check",
+        1,
+        identity.everything(journal),
         deadline=deadline - 5,
         reuse=0.0,
         everything=True,

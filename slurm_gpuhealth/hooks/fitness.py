@@ -142,7 +142,11 @@ def _test(settings: Settings, journal: Journal, job: Job, outcome: str, now: flo
         say(f"{job.node}: job {job.job_id} ({outcome}): level 2 not run: {refusal}")
     elif wanted or retests:
         tested = run_level.run_level(
-            *(settings, journal, "epilog", 2, sorted({*wanted, *retests})),
+            settings,
+            journal,
+            "epilog",
+            2,
+            sorted({*wanted, *retests}),
             deadline=deadline,
             reuse=settings.epilog.reuse_pass if not retests else 0.0,
             others=bool(others),

@@ -56,7 +56,7 @@ def ask(
         return record, _again(settings, record, record.ours, request)
     _is_free(record, request)
     wanted = reasons.Reason(
-        *(request.fact, request.gpu, request.rung, "claim"), since=reasons.stamp(now), to=request.through, by=request.by
+        request.fact, request.gpu, request.rung, "claim", since=reasons.stamp(now), to=request.through, by=request.by
     )
     place = budget.place(Hold(name, wanted, math.inf), holds, total, settings, now)
     if not place.fits:

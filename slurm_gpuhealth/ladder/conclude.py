@@ -195,7 +195,8 @@ def began(journal: Journal, step: Step, since: float) -> float:
     first = journal.one(
         f"SELECT min(time) FROM step WHERE rung = ? AND time >= ? AND outcome IN {cut}"  # noqa: S608 - a constant
         f" AND id > (SELECT coalesce(max(id), 0) FROM step WHERE outcome NOT IN {cut})",
-        *(step.rung, since),
+        step.rung,
+        since,
     )[0]
     return float(first or time.time())
 
@@ -209,7 +210,11 @@ def begin(journal: Journal, ours: Reason, step: Step, now: float) -> int:
     return journal.write(
         "INSERT INTO step (time, fact, gpu, rung, attempt, outcome, follows, test, code, message, bundle)"
         " VALUES (?, ?, ?, ?, ?, 'running', '', '', '', '', '')",
-        *(now, ours.fact, ours.gpu, step.rung, step.attempt),
+        now,
+        ours.fact,
+        ours.gpu,
+        step.rung,
+        step.attempt,
     )
 
 
@@ -219,8 +224,16 @@ def end(journal: Journal, number: int, result: Result, follows: str) -> None:
     journal.write(
         "UPDATE step SET seconds = ? - time, outcome = ?, follows = ?, test = ?, code = ?, message = ?, bundle = ?,"
         " uuid = ?, gpu = coalesce(gpu, ?) WHERE id = ?",
-        *(time.time(), result.outcome, follows, result.test, result.code, result.message, result.bundle),
-        *(gpu.uuid, gpu.index, number),
+        time.time(),
+        result.outcome,
+        follows,
+        result.test,
+        result.code,
+        result.message,
+        result.bundle,
+        gpu.uuid,
+        gpu.index,
+        number,
     )
 
 
@@ -254,8 +267,17 @@ def _write_result(given: Climb, record: NodeRecord, ours: Reason, result: Result
         backs = max(backs, last.backs + (follows == "back") if same else 0)
         boots = max(boots, last.boots)
     line = remark.Result(
-        *(given.rung, result.outcome, now, ours.fact, ours.gpu, result.test, result.code, follows),
-        *(backs if ours.fact not in reasons.ON_REQUEST else 0, max(boots, ours.boots), os.path.basename(result.bundle)),
+        rung=given.rung,
+        outcome=result.outcome,
+        at=now,
+        fact=ours.fact,
+        gpu=ours.gpu,
+        test=result.test,
+        code=result.code,
+        next=follows,
+        backs=backs if ours.fact not in reasons.ON_REQUEST else 0,
+        boots=max(boots, ours.boots),
+        bundle=os.path.basename(result.bundle),
     )
     if given.rung == "RMA" and last and last.next == "RMA":  # the failing test stays in sight
         line = replace(last, bundle=line.bundle)

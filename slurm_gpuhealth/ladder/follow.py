@@ -201,7 +201,17 @@ def end(record: NodeRecord, was: NodeRecord, asked_at: float) -> End | None:
     outcome, what = _ended(record, ours, last)
     if not last:
         return End(record.name, outcome, what, reason=record.reason)
-    return End(*(record.name, outcome, what, last.rung, last.gpu, last.test, last.code, last.next, record.reason))
+    return End(
+        node=record.name,
+        outcome=outcome,
+        message=what,
+        rung=last.rung,
+        gpu=last.gpu,
+        test=last.test,
+        code=last.code,
+        next=last.next,
+        reason=record.reason,
+    )
 
 
 def result_words(last: remark.Result) -> str:

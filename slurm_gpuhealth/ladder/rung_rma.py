@@ -177,7 +177,10 @@ def _bug_report(climb: Climb, _: Gpu | None) -> bytes:
     for words, seconds in ways[1:] if hangs else ways:
         argv = [program, *words, "--output-file", path]
         done: child.Completed | None = lock.guarded(
-            *(climb.settings, climb.journal, "bug-report", seconds),
+            climb.settings,
+            climb.journal,
+            "bug-report",
+            seconds,
             lambda left, argv=argv: child.run(argv, timeout=left),  # type: ignore[misc]
         )
         if done is None:

@@ -67,7 +67,7 @@ def _depths(climb: Climb) -> list[int]:
 
 def _level(climb: Climb, level: int, uuids: list[str], deadline: float, everything: bool) -> str:
     return run_level.run_level(
-        *(climb.settings, climb.journal, "ladder", level, uuids), deadline=deadline, reuse=0.0, everything=everything
+        climb.settings, climb.journal, "ladder", level, uuids, deadline=deadline, reuse=0.0, everything=everything
     )
 
 

@@ -105,7 +105,9 @@ def history(journal: Journal, ours: Reason, since: float) -> tuple[int, int]:
     """How often the node was given back for this fact on this GPU since then, and how often we rebooted it."""
     backs = journal.one(
         "SELECT count(*) FROM step WHERE follows = 'back' AND outcome = 'pass' AND fact = ? AND gpu IS ? AND time >= ?",
-        *(ours.fact, ours.gpu, since),
+        ours.fact,
+        ours.gpu,
+        since,
     )
     boots = journal.one(
         "SELECT count(*) FROM step WHERE rung = 'reboot' AND outcome IN ('pass', 'fail') AND time >= ?", since

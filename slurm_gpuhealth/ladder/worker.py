@@ -154,8 +154,14 @@ def _one_rung(settings: Settings, journal: Journal, record: NodeRecord, step: St
     model = str((journal.get("gpus", []) or [{}])[0].get("name", ""))
     check_hold = _checker(settings, record.name, running)
     given = Climb(
-        *(settings, journal, record.name, running, step.rung, rungs.seconds(settings, step.rung, model)),
-        *(check_hold, began),
+        settings=settings,
+        journal=journal,
+        node=record.name,
+        ours=running,
+        rung=step.rung,
+        seconds=rungs.seconds(settings, step.rung, model),
+        check_hold=check_hold,
+        since=began,
     )
     child.watcher = _watcher(settings, journal, check_hold)
     try:

@@ -23,7 +23,13 @@ def note(
         return int(last[0])
     return journal.write(
         "INSERT INTO decision (time, program, action, reason, result, was, job) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        *(now, program, action, words, detail, was, job),
+        now,
+        program,
+        action,
+        words,
+        detail,
+        was,
+        job,
     )
 
 

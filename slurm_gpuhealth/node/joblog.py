@@ -90,7 +90,10 @@ def _read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Re
     if reading:
         journal.write(
             "INSERT OR REPLACE INTO joblog (job, restart, time, reading) VALUES (?, ?, ?, ?)",
-            *(job.job_id, restart, time.time(), json.dumps(to_dict(reading))),
+            job.job_id,
+            restart,
+            time.time(),
+            json.dumps(to_dict(reading)),
         )
     return reading
 

@@ -22,7 +22,13 @@ def started(journal: Journal, job: Job, uuids: Sequence[str], now: float) -> Non
     """Record that `job` has these GPUs from now on. A requeued job has a row for each of its runs."""
     journal.write(
         "INSERT OR REPLACE INTO job (job, restart, uid, user, nodes, gpus, started) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        *(job.job_id, job.restart, _uid(job), job.user, job.num_nodes, ",".join(uuids), now),
+        job.job_id,
+        job.restart,
+        _uid(job),
+        job.user,
+        job.num_nodes,
+        ",".join(uuids),
+        now,
     )
 
 
@@ -38,8 +44,17 @@ def ended(journal: Journal, job: Job, outcome: str, now: float) -> str:
         " VALUES (?, ?, ?, ?, ?, '', ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET ended = excluded.ended,"
         " exit_code = excluded.exit_code, signal = excluded.signal, derived = excluded.derived,"
         " outcome = CASE outcome WHEN 'moved' THEN outcome ELSE excluded.outcome END",
-        *(job.job_id, restart, _uid(job), job.user, job.num_nodes, now, now),
-        *(job.exit_code, job.signal, job.derived_code << 8 | job.derived_signal, outcome),
+        job.job_id,
+        restart,
+        _uid(job),
+        job.user,
+        job.num_nodes,
+        now,
+        now,
+        job.exit_code,
+        job.signal,
+        job.derived_code << 8 | job.derived_signal,
+        outcome,
     )
     kept = journal.one("SELECT outcome FROM job WHERE job = ? AND restart = ?", job.job_id, restart)
     return str(kept[0]) if kept else outcome
@@ -62,7 +77,9 @@ def holder(journal: Journal, uuid: str, when: float) -> tuple[int, int] | None:
     row = journal.one(
         "SELECT job, uid FROM job WHERE instr(gpus, ?) AND started <= ? AND coalesce(ended, 1e12) >= ?"
         " ORDER BY started DESC",
-        *(uuid, when + 1, when - 5),
+        uuid,
+        when + 1,
+        when - 5,
     )
     return (row[0], row[1]) if row else None
 
@@ -79,7 +96,8 @@ def fresh_pass(journal: Journal, uuids: Sequence[str], level: int, since: float)
             return False
         if journal.one(
             "SELECT 1 FROM finding WHERE severity != 'info' AND time > ? AND (uuid = ? OR uuid IS NULL) LIMIT 1",
-            *(row[0], uuid),
+            row[0],
+            uuid,
         ):
             return False
     return bool(uuids)

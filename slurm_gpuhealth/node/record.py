@@ -155,7 +155,9 @@ def _store(journal: Journal, one: Judged, settings: Settings, now: float) -> Non
         row = journal.one(
             "SELECT id, acked, mode, severity FROM finding"
             " WHERE source = ? AND code = ? AND standing AND cleared IS NULL AND coalesce(uuid, pci, '') = ?",
-            *(finding.source, finding.code, gpu.uuid or gpu.pci or ""),
+            finding.source,
+            finding.code,
+            gpu.uuid or gpu.pci or "",
         )
         if row:
             number, acked, mode, severity = row
@@ -167,7 +169,10 @@ def _store(journal: Journal, one: Judged, settings: Settings, now: float) -> Non
                 # The ack ran out, the policy's repetition was reached, or the configuration changed: decide anew.
                 journal.write(
                     "UPDATE finding SET severity = ?, rung = ?, mode = ?, acted = NULL, acked = NULL WHERE id = ?",
-                    *(one.severity, one.rung, one.mode, number),
+                    one.severity,
+                    one.rung,
+                    one.mode,
+                    number,
                 )
             return
     held_by = jobs.holder(journal, gpu.uuid, finding.time) if gpu.uuid else None
@@ -175,9 +180,24 @@ def _store(journal: Journal, one: Judged, settings: Settings, now: float) -> Non
     journal.write(
         "INSERT INTO finding (time, seen, source, code, severity, rung, mode, uuid, pci, gpu, serial, message,"
         " standing, count, details, job, uid, acted) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        *(finding.time, now, finding.source, finding.code, one.severity, one.rung, one.mode),
-        *(gpu.uuid, gpu.pci, gpu.index, gpu.serial, finding.message, finding.standing, finding.count),
-        *(json.dumps(dict(finding.details)), job, uid, 0 if one.mode == "old" else None),  # 0: nothing to decide
+        finding.time,
+        now,
+        finding.source,
+        finding.code,
+        one.severity,
+        one.rung,
+        one.mode,
+        gpu.uuid,
+        gpu.pci,
+        gpu.index,
+        gpu.serial,
+        finding.message,
+        finding.standing,
+        finding.count,
+        json.dumps(dict(finding.details)),
+        job,
+        uid,
+        0 if one.mode == "old" else None,  # 0: nothing to decide
     )
 
 
@@ -189,7 +209,10 @@ def _repeats(journal: Journal, finding: Finding, row: Row) -> int:
         journal.rows(
             "SELECT count, job, uid FROM finding WHERE source = ? AND code = ? AND seen > ? AND mode != 'old'"
             " AND coalesce(uuid, pci, '') = ?",
-            *(finding.source, finding.code, finding.time - row.window, gpu.uuid or gpu.pci or ""),
+            finding.source,
+            finding.code,
+            finding.time - row.window,
+            gpu.uuid or gpu.pci or "",
         )
     )
     if row.distinct:

@@ -126,7 +126,13 @@ def _store(journal: Journal, program: str, diagnosis: Diagnosis, level: int, uui
         journal.write(
             "INSERT INTO diagnostic (time, level, uuid, outcome, seconds, program, detail)"
             " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            *(now, level, uuid, gpu.outcome if gpu else missing, diagnosis.seconds or 0, program, json.dumps(detail)),
+            now,
+            level,
+            uuid,
+            gpu.outcome if gpu else missing,
+            diagnosis.seconds or 0,
+            program,
+            json.dumps(detail),
         )
 
 
@@ -136,7 +142,8 @@ def _result_since(journal: Journal, uuids: Sequence[str], level: int, since: flo
     for uuid in uuids:
         row = journal.one(
             "SELECT outcome, time + seconds FROM diagnostic WHERE uuid = ? AND level >= ? ORDER BY id DESC LIMIT 1",
-            *(uuid, level),
+            uuid,
+            level,
         )
         if row is None or not since <= row[1] <= time.time() + 1:  # later than now: the clock was set back since
             return ""

@@ -167,7 +167,18 @@ class Signs:
         if failed and not case.gpus_known and self.rng.random() < 0.5:
             failed = None
         one = Attempt(
-            *(job.id, attempt, app.user, app.account, app.name, job.array, *ended, start, end, names, gpus, failed),
+            job.id,
+            attempt,
+            app.user,
+            app.account,
+            app.name,
+            job.array,
+            *ended,
+            start,
+            end,
+            names,
+            gpus,
+            failed,
             reading=reading,
             submit=app.submit,
         )

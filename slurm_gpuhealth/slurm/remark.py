@@ -77,9 +77,16 @@ def read_result(extra: str) -> Result | None:
     try:
         rung, outcome, gpu = words[:3]
         return Result(
-            *(rung, outcome, read_stamp(fields["at"]), fields.get("fact", "")),
-            *(None if gpu == "GPU*" else int(gpu[3:]), fields.get("test", ""), fields.get("code", "")),
-            *(fields.get("next", ""), int(fields.get("backs", 0)), int(fields.get("boots", 0))),
+            rung=rung,
+            outcome=outcome,
+            at=read_stamp(fields["at"]),
+            fact=fields.get("fact", ""),
+            gpu=None if gpu == "GPU*" else int(gpu[3:]),
+            test=fields.get("test", ""),
+            code=fields.get("code", ""),
+            next=fields.get("next", ""),
+            backs=int(fields.get("backs", 0)),
+            boots=int(fields.get("boots", 0)),
             bundle=fields.get("bundle", ""),
         )
     except (ValueError, KeyError):

@@ -33,10 +33,13 @@ def _shipped(name: str, *columns: Column[Any]) -> Table:
     return Table(
         name,
         metadata,
-        *(Column("node", Text, primary_key=True), Column("journal", Text, primary_key=True)),
+        Column("node", Text, primary_key=True),
+        Column("journal", Text, primary_key=True),
         Column("id", Big, primary_key=True, autoincrement=False),
         Column("sub", Big, primary_key=True, autoincrement=False),
-        *(Column("seq", Big, nullable=False), Column("taken", Big, nullable=False), Column("clock", Float)),
+        Column("seq", Big, nullable=False),
+        Column("taken", Big, nullable=False),
+        Column("clock", Float),
         *columns,
     )
 
@@ -47,7 +50,8 @@ version = Table("schema_version", metadata, Column("version", Integer, primary_k
 node = Table(
     "node",
     metadata,
-    *(Column("node", Text, primary_key=True), Column("journal", Text, primary_key=True)),
+    Column("node", Text, primary_key=True),
+    Column("journal", Text, primary_key=True),
     Column("position", Big, nullable=False, server_default="0"),  # the last seq taken in
     Column("clock_offset", Float),  # seconds ahead, the median of the last `clocks`
     Column("clocks", Text, nullable=False, server_default="[]"),
@@ -59,39 +63,87 @@ node = Table(
 gpu = Table(  # which GPUs a node has had, and since and until when
     "gpu",
     metadata,
-    *(Column("node", Text, primary_key=True), Column("uuid", Text, primary_key=True)),
-    *(Column("gpu", Integer), Column("pci", Text), Column("serial", Text)),
-    *(Column("first", Float, nullable=False), Column("last", Float, nullable=False)),
-    *(Column("taken", Big, nullable=False), _text("replaces")),  # the UUID that was in its slot before
+    Column("node", Text, primary_key=True),
+    Column("uuid", Text, primary_key=True),
+    Column("gpu", Integer),
+    Column("pci", Text),
+    Column("serial", Text),
+    Column("first", Float, nullable=False),
+    Column("last", Float, nullable=False),
+    Column("taken", Big, nullable=False),
+    _text("replaces"),  # the UUID that was in its slot before
 )
 finding = _shipped(
     "finding",
-    *(Column("time", Float, nullable=False), Column("seen", Float), _text("source"), _text("code"), _text("severity")),
-    *(_text("rung"), _text("mode"), Column("uuid", Text), Column("pci", Text), Column("gpu", Integer)),
-    *(Column("serial", Text), _text("message"), Column("standing", Integer), Column("count", Big), _text("details")),
-    *(Column("job", Big), Column("uid", Big), Column("cleared", Float), Column("acted", Big), Column("acked", Float)),
+    Column("time", Float, nullable=False),
+    Column("seen", Float),
+    _text("source"),
+    _text("code"),
+    _text("severity"),
+    _text("rung"),
+    _text("mode"),
+    Column("uuid", Text),
+    Column("pci", Text),
+    Column("gpu", Integer),
+    Column("serial", Text),
+    _text("message"),
+    Column("standing", Integer),
+    Column("count", Big),
+    _text("details"),
+    Column("job", Big),
+    Column("uid", Big),
+    Column("cleared", Float),
+    Column("acted", Big),
+    Column("acked", Float),
 )
 run = _shipped(  # a job as its node's prolog and epilog saw it; `id` is the job
     "run",
-    *(Column("uid", Big), _text("user"), Column("nodes", Big), _text("gpus"), Column("started", Float, nullable=False)),
-    *(Column("ended", Float), Column("exit_code", Big), Column("signal", Big), Column("derived", Big)),
+    Column("uid", Big),
+    _text("user"),
+    Column("nodes", Big),
+    _text("gpus"),
+    Column("started", Float, nullable=False),
+    Column("ended", Float),
+    Column("exit_code", Big),
+    Column("signal", Big),
+    Column("derived", Big),
     Column("outcome", Text),
 )
 diagnostic = _shipped(
     "diagnostic",
-    *(Column("time", Float, nullable=False), Column("level", Integer), Column("uuid", Text), _text("outcome")),
-    *(Column("seconds", Float), _text("program"), _text("detail")),
+    Column("time", Float, nullable=False),
+    Column("level", Integer),
+    Column("uuid", Text),
+    _text("outcome"),
+    Column("seconds", Float),
+    _text("program"),
+    _text("detail"),
 )
 decision = _shipped(
     "decision",
-    *(Column("time", Float, nullable=False), _text("program"), _text("action"), _text("reason"), _text("result")),
-    *(_text("was"), Column("job", Big)),
+    Column("time", Float, nullable=False),
+    _text("program"),
+    _text("action"),
+    _text("reason"),
+    _text("result"),
+    _text("was"),
+    Column("job", Big),
 )
 step = _shipped(
     "step",
-    *(Column("time", Float, nullable=False), Column("seconds", Float), _text("fact"), Column("gpu", Integer)),
-    *(Column("uuid", Text), _text("rung"), Column("attempt", Integer), _text("outcome"), _text("follows")),
-    *(_text("test"), _text("code"), _text("message"), _text("bundle")),
+    Column("time", Float, nullable=False),
+    Column("seconds", Float),
+    _text("fact"),
+    Column("gpu", Integer),
+    Column("uuid", Text),
+    _text("rung"),
+    Column("attempt", Integer),
+    _text("outcome"),
+    _text("follows"),
+    _text("test"),
+    _text("code"),
+    _text("message"),
+    _text("bundle"),
 )
 joblog = _shipped(  # what a job's log said in the epilog (model.Reading as JSON); `id` is the job
     "joblog", Column("time", Float, nullable=False), _text("reading")
@@ -102,21 +154,29 @@ SHIPPED = {"finding": finding, "run": run, "diagnostic": diagnostic, "decision":
 inbox = Table(  # PostgreSQL: where the nodes insert; the role that they do it with needs no other right
     "inbox",
     metadata,
-    *(Column("node", Text, primary_key=True), Column("journal", Text, primary_key=True)),
+    Column("node", Text, primary_key=True),
+    Column("journal", Text, primary_key=True),
     Column("seq", Big, primary_key=True, autoincrement=False),
     _text("line"),
 )
 file = Table(  # SQLite: how far each of the nodes' files has been taken in; `first` names it by its first line
     "file",
     metadata,
-    *(Column("node", Text, primary_key=True), Column("first", Text, primary_key=True)),
-    *(_text("name"), Column("position", Big, nullable=False), Column("lines", Big, nullable=False)),
+    Column("node", Text, primary_key=True),
+    Column("first", Text, primary_key=True),
+    _text("name"),
+    Column("position", Big, nullable=False),
+    Column("lines", Big, nullable=False),
 )
 skipped = Table(  # lines that were none of ours
     "skipped",
     metadata,
     Column("id", Big, primary_key=True),
-    *(Column("time", Float, nullable=False), _text("node"), _text("file"), Column("line", Big), _text("why")),
+    Column("time", Float, nullable=False),
+    _text("node"),
+    _text("file"),
+    Column("line", Big),
+    _text("why"),
     _text("text"),
 )
 
@@ -124,41 +184,72 @@ skipped = Table(  # lines that were none of ours
 attempt = Table(
     "attempt",
     metadata,
-    *(_text("cluster", key=True), Column("job", Big, primary_key=True, autoincrement=False)),
+    _text("cluster", key=True),
+    Column("job", Big, primary_key=True, autoincrement=False),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
-    *(_text("user"), _text("account"), _text("partition"), _text("name"), Column("array", Big), _text("state")),
-    *(Column("exit_code", Integer), Column("signal", Integer), Column("start", Float), Column("end", Float)),
-    *(Column("nodes", Text, nullable=False, server_default="[]"), Column("gpus", Text), Column("failed_node", Text)),
-    *(Column("log", Text), Column("log_class", Text), Column("reading", Text), _text("submit")),
-    *(Column("gpu_seconds", Float), Column("fed", Float)),  # `fed`: when the correlator had it
+    _text("user"),
+    _text("account"),
+    _text("partition"),
+    _text("name"),
+    Column("array", Big),
+    _text("state"),
+    Column("exit_code", Integer),
+    Column("signal", Integer),
+    Column("start", Float),
+    Column("end", Float),
+    Column("nodes", Text, nullable=False, server_default="[]"),
+    Column("gpus", Text),
+    Column("failed_node", Text),
+    Column("log", Text),
+    Column("log_class", Text),
+    Column("reading", Text),
+    _text("submit"),
+    Column("gpu_seconds", Float),
+    Column("fed", Float),  # `fed`: when the correlator had it
 )
 attempt_node = Table(
     "attempt_node",
     metadata,
-    *(_text("cluster", key=True), Column("job", Big, primary_key=True, autoincrement=False)),
-    *(Column("attempt", Integer, primary_key=True, autoincrement=False), Column("node", Text, primary_key=True)),
-    *(Column("start", Float), Column("end", Float)),
+    _text("cluster", key=True),
+    Column("job", Big, primary_key=True, autoincrement=False),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("node", Text, primary_key=True),
+    Column("start", Float),
+    Column("end", Float),
 )
 outside = Table(  # drains and downs that are not ours; `code`: drain, down, fail
     "outside",
     metadata,
-    *(_text("cluster", key=True), Column("node", Text, primary_key=True), Column("time", Float, primary_key=True)),
-    *(_text("code", key=True), Column("until", Float), _text("reason"), _text("user")),
+    _text("cluster", key=True),
+    Column("node", Text, primary_key=True),
+    Column("time", Float, primary_key=True),
+    _text("code", key=True),
+    Column("until", Float),
+    _text("reason"),
+    _text("user"),
 )
 
 # What the correlator keeps.
 verdict = Table(
     "verdict",
     metadata,
-    *(_text("cluster", key=True), Column("job", Big, primary_key=True, autoincrement=False)),
+    _text("cluster", key=True),
+    Column("job", Big, primary_key=True, autoincrement=False),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
-    *(_text("cause"), Column("confidence", Float), Column("node", Text), Column("gpu", Text)),
-    *(Column("scored", Float, nullable=False), _text("fingerprint"), _text("data")),
+    _text("cause"),
+    Column("confidence", Float),
+    Column("node", Text),
+    Column("gpu", Text),
+    Column("scored", Float, nullable=False),
+    _text("fingerprint"),
+    _text("data"),
 )
 suspicion = Table(
     "suspicion",
     metadata,
-    *(Column("node", Text, primary_key=True), Column("time", Float, primary_key=True), Column("p_lemon", Float)),
+    Column("node", Text, primary_key=True),
+    Column("time", Float, primary_key=True),
+    Column("p_lemon", Float),
     _text("data"),
 )
 state = Table("state", metadata, _text("kind", key=True), _text("key", key=True), _text("data"))
@@ -167,8 +258,13 @@ action = Table(
     "action",
     metadata,
     Column("id", Big, primary_key=True),
-    *(Column("time", Float, nullable=False), _text("kind"), Column("job", Big), Column("attempt", Integer)),
-    *(Column("node", Text), _text("detail"), _text("result")),
+    Column("time", Float, nullable=False),
+    _text("kind"),
+    Column("job", Big),
+    Column("attempt", Integer),
+    Column("node", Text),
+    _text("detail"),
+    _text("result"),
 )
 
 for _name, _columns in {
