@@ -181,6 +181,22 @@ def parse_job(text: str, job_id: int) -> JobRecord:
     )
 
 
+def parse_expedited(text: str, job_id: int) -> bool:
+    """`scontrol --json show job ID`: whether it is of --requeue=expedite (25.11 and later) and failed by its exit code.
+
+    Not from the record in one line: there the words ExpeditedRequeue=Yes stand between texts of the job's user.
+    """
+    import json
+
+    try:
+        (job,) = (job for job in json.loads(text)["jobs"] if job["job_id"] == job_id)
+        if "EXPEDITED_REQUEUE" not in job["flags"]:
+            return False
+        return "FAILED" in job["job_state"] and job["exit_code"]["return_code"]["number"] > 0
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"job {job_id}: no record of it in JSON") from None
+
+
 def parse_excluded(text: str) -> tuple[str, ...] | None:
     """ExcNodeList of `scontrol -o show job`, a hostlist; None where the job names its nodes, or it can't be told."""
     found = EXCLUDED.findall(text)
