@@ -74,12 +74,13 @@ def _gpus(job: Any) -> int:
 def _ended(job: Mapping[str, Any]) -> Ended | None:
     """None for one that never began, or has not ended. Raises ValueError, TypeError."""
     derived = (job["derived_exit_code"] or 0, job["derived_exit_code_signal"] or 0)
-    state = job_state(job["state"] or "", derived)
+    said = (job["exit_code"] or 0, job["exit_code_signal"] or 0)
+    state = job_state(job["state"] or "", said, derived)
     nodes = nodes_of(job["nodelist"] or "")
     if not nodes or state not in ENDS or not job["start_time"] or not job["end_time"]:
         return None
     start, end = float(job["start_time"]), float(job["end_time"])
-    code, signal = unmasked((job["exit_code"] or 0, job["exit_code_signal"] or 0), derived)
+    code, signal = unmasked(said, derived)
     attempt = Attempt(
         int(job["id"]), 0, job["user_name"] or str(job["user_id"]), job["account"] or "",
         (job["name"] or "")[:MAX_NAME], job["array_id"] or None, state, code, signal, min(start, end), end, nodes,

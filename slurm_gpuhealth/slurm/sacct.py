@@ -175,9 +175,14 @@ def nodes_of(text: str) -> tuple[str, ...]:
         raise ValueError(f"nodes: {error}") from None
 
 
-def job_state(text: str, derived: tuple[int, int]) -> str:
-    """Slurm's state in one word; a job that failed for a step's memory is OUT_OF_MEMORY, as one of the script's is."""
+def job_state(text: str, code: tuple[int, int], derived: tuple[int, int]) -> str:
+    """Slurm's state in one word; a job that failed for a step's memory is OUT_OF_MEMORY, as one of the script's is.
+
+    REQUEUED with an exit code has FAILED first: so is every failed run of --requeue=expedite (26.05).
+    """
     state = text.split()[0] if text.split() else ""
+    if state == "REQUEUED" and code[0]:
+        state = "FAILED"
     return "OUT_OF_MEMORY" if state == "FAILED" and derived[1] == OOM else state
 
 
@@ -238,7 +243,7 @@ def _ended(cell: Mapping[str, str]) -> Ended | None:
     failed, line = cell.get("FailedNode", ""), cell.get("SubmitLine", "")
     attempt = Attempt(
         int(cell["JobIDRaw"]), 0, cell["User"] or cell["UID"], cell["Account"], cell["JobName"][:MAX_NAME],
-        int(array) if task else None, job_state(cell["State"], derived), code, signal,
+        int(array) if task else None, job_state(cell["State"], (code, signal), derived), code, signal,
         min(start, end), end, nodes, failed_node=failed if failed in nodes else None, submit=hashed(line),
     )  # fmt: skip
     restarts = cell.get("Restarts", "")

@@ -44,6 +44,11 @@ def read(text):
     return [row.attempt for row in rows], bad
 
 
+def test_a_run_that_failed_before_it_was_put_back_has_failed():
+    rows, _ = read(line(1, State="REQUEUED", ExitCode="3:0") + line(2, State="REQUEUED", ExitCode="0:0"))
+    assert [(one.state, one.exit_code) for one in rows] == [("FAILED", 3), ("REQUEUED", 0)]
+
+
 @pytest.mark.parametrize("version", ["22.05", "24.11", "26.05"])
 def test_each_release_tells_the_same_ends(version):
     found = by_name(version)
