@@ -81,16 +81,17 @@ class TooMuch(Exception):
     """The answer is longer than LIMIT."""
 
 
-def ended(settings: Settings, since: float, until: float) -> list[Ended]:
+def ended(settings: Settings, since: float, until: float, jobs: Sequence[int] = ()) -> list[Ended]:
     """What ended in since ≤ t < until and had begun, by its start. A row that can't be read is said and left out.
 
-    Raises control.SlurmError.
+    Of `jobs`, and of the arrays whose number that is; (): of all. Raises control.SlurmError.
     """
     sacct = settings.accounting.sacct
     known = _fields(settings, sacct)
     fields = [*FIELDS, *(name for name in NEWER if name in known), *(name for name in HOSTILE if name in known)]
     delimiter = secrets.token_hex(8)
     argv = [sacct, "--local", "-a", "-D", "-X", "-P", "-n", f"--delimiter={delimiter}", "-s", STATES]
+    argv += ["-j", ",".join(map(str, jobs))] if jobs else []
     argv += ["-S", stamp(math.floor(since)), "-E", stamp(math.ceil(until)), "-o", ",".join([*fields, "JobIDRaw"])]
     try:
         text = ask(settings, argv)
@@ -98,7 +99,7 @@ def ended(settings: Settings, since: float, until: float) -> list[Ended]:
         if until - since < 2:
             raise Refused(" ".join(argv), 0, f"more than {LIMIT} bytes for one second") from None
         middle = math.floor((since + until) / 2)
-        return ended(settings, since, middle) + ended(settings, middle, until)
+        return ended(settings, since, middle, jobs) + ended(settings, middle, until, jobs)
     rows, bad = read_jobs(text, delimiter, fields)
     if bad:
         say(f"sacct: {len(bad)} of the jobs of {stamp(since)} can't be read and are left out; the first: {bad[0]}")
