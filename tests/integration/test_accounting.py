@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from slurm_gpuhealth.commands.gpuhealth import main
 from slurm_gpuhealth.config.settings import Settings, Slurm, Store
 from slurm_gpuhealth.controller import accounting
-from slurm_gpuhealth.slurm import control, topology
+from slurm_gpuhealth.slurm import control, sacct, topology
 from slurm_gpuhealth.store import schema
 from slurm_gpuhealth.store.open import open_store
 from tests.cluster import USER, Cluster
@@ -134,6 +134,15 @@ def test_each_attempt_is_exactly_what_happened(settings, jobs):
     assert arrays == [("COMPLETED", 0, 0), ("FAILED", 1, 0), ("FAILED", 2, 0)]
     hets = sorted((value[0], value[1], value[5]) for (name, _, _), value in found.items() if name == "het")
     assert hets == [("FAILED", 4, 1), ("FAILED", 4, 2)]
+
+
+def test_runs_asked_for_by_number_are_those_found_among_all(settings, jobs):
+    when = time.time() - 3600, time.time() + 1
+    every = sacct.ended(settings, *when)
+    for wanted in ({jobs["dies"], jobs["requeued"], jobs["exit137"]}, {one.attempt.job for one in every}):
+        found = [one for one in sacct.ended(settings, *when, tuple(wanted)) if one.attempt.job in wanted]
+        assert found == [one for one in every if one.attempt.job in wanted]
+        assert len(found) > len(wanted)
 
 
 def test_names_are_kept_and_forge_nothing(settings, jobs):

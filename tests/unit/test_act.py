@@ -321,20 +321,20 @@ def test_without_a_hold_an_expedited_job_drains_nothing_by_its_epilogs_exit_code
 
 
 @pytest.mark.parametrize(
-    ("flags", "text"),
+    ("base", "flags", "text"),
     [
-        ((), ""),
-        (("DRAIN",), "admin: disk"),
-        (("DRAIN",), "gpuhealth:Xid48 GPU3 L3 claim"),
-        (("DRAIN",), "Epilog error"),
-        ((), "gpuhealth:Xid48 GPU3 reboot running : reboot issued"),
+        ("IDLE", (), ""),
+        ("IDLE", ("DRAIN",), "admin: disk"),
+        ("IDLE", ("DRAIN",), "gpuhealth:Xid48 GPU3 L3 claim"),
+        ("IDLE", ("DRAIN",), "Epilog error"),
+        ("DOWN", (), "gpuhealth:Xid48 GPU3 reboot running : reboot complete"),
     ],
 )
 def test_a_hold_that_is_gone_or_not_yet_counted_at_the_last_look_hands_nothing_back(
-    settings, journal, slurm, expedited, monkeypatch, flags, text
+    settings, journal, slurm, expedited, monkeypatch, base, flags, text
 ):
     def changed(_, job):
-        slurm.flags, slurm.reason = frozenset(flags), text
+        slurm.base, slurm.flags, slurm.reason = base, frozenset(flags), text
         return True
 
     fault(journal, settings)
