@@ -12,7 +12,7 @@ import re
 
 from slurm_gpuhealth.doctor.line import Line, first, number
 from slurm_gpuhealth.frozen import frozen
-from slurm_gpuhealth.slurm.node import expand
+from slurm_gpuhealth.slurm.node import EXPEDITES, expand, parse_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def judge_slurm_conf(
 
 def version_of(config: Config) -> tuple[int, ...]:
     """`SLURM_VERSION = 22.05.8` → (22, 5, 8)."""
-    return tuple(map(int, re.findall(r"\d+", first(config, "SLURM_VERSION"))[:3]))
+    return parse_version(first(config, "SLURM_VERSION"))
 
 
 def parse_written(text: str) -> dict[str, tuple[str, ...]]:
@@ -280,7 +280,7 @@ def _expedite(config: Config, version: tuple[int, ...], settings: Settings, list
     """Whether Slurm has jobs of --requeue=expedite, and what an epilog that hands one back keeps from running."""
     if not settings.epilog.expedite:
         return
-    if version < (25, 11):
+    if version < EXPEDITES:
         what = "epilog.expedite has no effect: Slurm knows --requeue=expedite from 25.11 on"
     elif "enable_expedited_requeue" not in ",".join(config.get("SlurmctldParameters", ())):
         what = "epilog.expedite has no effect: SlurmctldParameters has no enable_expedited_requeue"

@@ -146,7 +146,7 @@ def _hands_back(settings: Settings, journal: Journal, job: Job) -> bool:
             return False
         found = control.show_node(settings.slurm, job.node)
     except control.SlurmError as error:
-        say(f"job {job.job_id}: not handed back to Slurm: {error}")
+        say(f"job {job.job_id}: not handed back to Slurm (epilog.expedite): {error}")
         return False
     if found.ours is None or found.ours.state == "claim" or "DRAIN" not in found.flags:
         say(f"job {job.job_id}: not handed back to Slurm: {job.node} is not drained by us: {found.reason!r}")

@@ -110,6 +110,8 @@ def show_job(slurm: settings.Slurm, job_id: int) -> records.JobRecord:
 
 def is_expedited(slurm: settings.Slurm, job_id: int) -> bool:
     """Whether Slurm starts this run's job anew if one of its epilogs fails. Unreadable where it can't be told."""
+    if records.parse_version(_ask(slurm, slurm.scontrol, "-V")) < records.EXPEDITES:  # asks no controller
+        return False
     text = _ask(slurm, slurm.scontrol, "--json", "show", "job", str(int(job_id)))
     try:
         return records.parse_expedited(text, job_id)

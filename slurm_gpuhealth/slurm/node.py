@@ -30,6 +30,8 @@ JOB_NODES = re.compile(r" NumNodes=(\d+)(?:-\d+)? NumCPUs=")
 JOB_START = re.compile(r" StartTime=(\S+) EndTime=\S+ Deadline=")
 EVENT = "NodeName,TimeStart,TimeEnd,State,Reason"
 OUT = ("DRAIN", "FAIL", "DOWN")
+EXPEDITES = (25, 11)
+"""The first Slurm that knows --requeue=expedite. scontrol of 22.05 does not know --json."""
 DEVICES = re.compile(r"([^\[\],]+)(?:\[([\d,-]+)\])?")
 
 
@@ -179,6 +181,11 @@ def parse_job(text: str, job_id: int) -> JobRecord:
         het=records[0].startswith(f"JobId={job_id} HetJobId="),
         start=_seconds(starts[0]) if len(starts) == 1 else 0.0,
     )
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """`slurm-wlm 22.05.8` → (22, 5, 8)."""
+    return tuple(map(int, re.findall(r"\d+", text)[:3]))
 
 
 def parse_expedited(text: str, job_id: int) -> bool:
