@@ -1,4 +1,4 @@
-"""An attempt as it is judged: which application it is of, and what its log says in a few words."""
+"""An attempt as it is judged: its application, and what its log says in a few words."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def same_evidence(case: Case, other: Case) -> bool:
 
 
 def hosts(reading: Reading, nodes: Iterable[str]) -> set[str]:
-    """Those of the job's nodes that a log singles out: as written, with a domain, or by the name of an adapter."""
+    """The job's nodes that a log names: as written, with a domain, or by the name of a network adapter."""
     short = {node.partition(".")[0].lower(): node for node in nodes}
     found = set()
     for host in reading.hosts:
@@ -54,7 +54,7 @@ def hosts(reading: Reading, nodes: Iterable[str]) -> set[str]:
 
 @lru_cache(maxsize=16384)
 def application(user: str, account: str, name: str, submit: str) -> str:
-    """The key of a user's application: its name without numbers; its submit line where the name is one by default.
+    """The key of a user's application: its name without numbers, and its submit line if the name is a default.
 
     Each job of a sweep has a submit line of its own: with it in the key nothing would be learnt, and there would be as
     many applications as jobs.

@@ -3,8 +3,8 @@
     event ───▶ its node's incidents ──▶ attempts of that time are judged again
     attempt ─▶ exposure ─▶ failed? ─▶ judge ─▶ records at its nodes ─▶ a node rises? its attempts are judged again
 
-The order in which attempts and events arrive matters little, and what arrives twice not at all: each attempt and each
-event has one place at its node, and an attempt's old say is taken out before the new one is put in.
+The order in which attempts and events arrive matters little, and what arrives twice counts once: each attempt and each
+event has one place at its node, and what an attempt said before is taken out before the new evidence is put in.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PRINTS = 8
 
 
 class Correlator:
-    """`leaves`: leaf switch → its nodes. `explained`: verdicts with their terms."""
+    """`leaves`: leaf switch → its nodes. `explained`: verdicts have their terms."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Correlator:
         memory.convert(self.state, settings.half_life)
 
     def attempt(self, attempt: Attempt) -> Verdict | None:
-        """Book one ended attempt; its verdict, or None where there is nothing to explain."""
+        """Book an attempt that has ended. Returns its verdict; None if there is nothing to explain."""
         if attempt.state in OPEN or not attempt.nodes:
             return None
         key = f"{attempt.job}.{attempt.attempt}"
@@ -86,7 +86,7 @@ class Correlator:
         return None if attempt.state == "COMPLETED" else self._failed(attempt, name, home, key)
 
     def event(self, event: Event) -> None:
-        """Take in what a node said; attempts of that time that were judged without it are judged again."""
+        """Take in what a node reported. Attempts of that time are judged again: they were judged without it."""
         kind, strength = weigh(event)
         if not kind:
             return
@@ -117,7 +117,7 @@ class Correlator:
         return suspects.of(node, self.state.nodes.get(node) or NodeState(), time, self.settings)
 
     def suspicions(self, time: float, above: float = 0.05, among: Iterable[str] | None = None) -> list[Suspicion]:
-        """All nodes above that, the worst first, each with the rung that is due: decided over the whole fleet.
+        """All nodes whose p_lemon is above `above`, the worst first, each with the rung that is due.
 
         `among`: who else is above is known not to be.
         """
@@ -194,7 +194,7 @@ class Correlator:
                 self._hand_on(node, start)
 
     def _hand_on(self, node: NodeState, start: float) -> None:
-        """A job has become known that began then: what followed an earlier one's end may be the new one's."""
+        """A job that began at `start` has become known: an event after an earlier job's end may belong to it."""
         for key, record in list(node.records.items()):
             if record.end <= start < record.end + self.settings.after and record.hard:
                 self._again(key, record.home)
@@ -234,7 +234,7 @@ class Correlator:
         return judged.verdict
 
     def _judge(self, case: Case, key: str, fresh: bool = False) -> Judged:
-        """Judge a case and put its say in the place of its old one."""
+        """Judge a case, and replace what it said of its nodes before."""
         self._look_around(case)
         judged = judge(case, key, self.known, self.explained)
         unit = growth(case.attempt.end, self.settings.half_life)
@@ -251,7 +251,7 @@ class Correlator:
         return judged
 
     def _look_around(self, case: Case) -> None:
-        """What fails at the same time is forgotten after hours; that it did is not."""
+        """Note in the case what failed at the same time: the fleet forgets that after some hours."""
         if not fleet.unexplained(case) or case.attempt.state in STATES:
             case.shared, case.leaves = 0.0, ()  # its log has come since, and says why it failed
             return
@@ -303,7 +303,7 @@ class Correlator:
             memory.prune(node, attempt.end, self.settings.horizon)
 
     def _again(self, key: str, home: str) -> None:
-        """Judge a case again; where it now says something else, that is told."""
+        """Judge a case again. If the verdict has changed, `rescored` tells it."""
         at = self.state.nodes.get(home)
         case = at.cases.get(key) if at else None
         if case is None:
@@ -314,7 +314,7 @@ class Correlator:
             self._rescored[key] = verdict
 
     def _ripples(self, case: Case, key: str, rate: float) -> None:
-        """What a new failure changes for earlier ones: of its nodes, of its leaf switches."""
+        """Judge earlier failures again if a new one matters to them: of its nodes, application and leaf switches."""
         for name in case.attempt.nodes:
             record = self.state.nodes[name].records.get(key)
             if record and (record.blame > 0.01 or record.hard):
@@ -366,7 +366,7 @@ class Correlator:
         self._again(key, home)
 
     def _ripple(self, name: str, time: float) -> None:
-        """A node that has become a suspect, or no longer is one: what it was acquitted of is looked at again."""
+        """If a node has become a suspect, or no longer is, judge its earlier failures again."""
         node = self.state.nodes[name]
         good = suspicion.levels(node, time, self.grid, self.settings)[0]
         now, then = _odds(1 - good), _odds(node.judged or 1 - self.grid.prior[0])
@@ -390,7 +390,7 @@ class Correlator:
 
 
 def _odds(p: float) -> float:
-    """Bounded: beyond 50 to 1 nothing is judged another way."""
+    """Between 1 and 50 to 1: beyond these nothing would be judged differently."""
     return min(50.0, max(0.02, p / max(1 - p, 1e-9)))
 
 

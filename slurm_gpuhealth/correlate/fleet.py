@@ -1,4 +1,4 @@
-"""What only the fleet as a whole tells: failures that come together, and how many nodes may look bad by chance."""
+"""What only the whole fleet shows: failures that come together, and how many nodes may look bad by chance."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ COUNT = 300.0  # seconds from one look at what is usual to the next
 
 
 def unexplained(case: Case) -> bool:
-    """Whether nothing in the job itself says why it failed: what a switch, a file system or a power cut looks like."""
+    """Whether nothing in the job says why it failed. A failed switch, file system or power supply looks like this."""
     return case.kind in UNEXPLAINED or case.attempt.state == "NODE_FAIL"
 
 
 def remember(fleet: FleetState, case: Case, key: str, leaves: Iterable[str], half_life: float) -> None:
-    """Note a failure for those that come at about the same time."""
+    """Note a failure, for others that come at about the same time."""
     attempt = case.attempt
     if not unexplained(case):
         return
@@ -75,12 +75,12 @@ def surge(fleet: FleetState, case: Case) -> float:
 
 
 def beside(fleet: FleetState, case: Case) -> list[tuple[str, str]]:
-    """The failures of about that time: each its case, and the node at which that lies."""
+    """The failures of about that time: the case, and the node at which it lies."""
     return [(one[5], one[3]) for one in _around(fleet, case.attempt.end, SURGE)]
 
 
 def under(fleet: FleetState, case: Case, leaf: str, window: float) -> list[tuple[str, str]]:
-    """The same, of jobs that touch the leaf."""
+    """The same, only of jobs that have nodes under the leaf switch."""
     return [(one[5], one[3]) for one in _around(fleet, case.attempt.end, window) if leaf in one[4]]
 
 

@@ -53,8 +53,8 @@ class Index(NamedTuple):
 def run(
     jobs: str, events: str, correlator: Correlator, every: float | None = None, above: float = 0.05
 ) -> Iterator[Verdict | Suspicion]:
-    """The verdicts, each when `horizon` has passed and nothing can change it, or at the end; suspicions above `above`
-    each `every` seconds of recorded time and at the end. Raises HistoryError."""
+    """Each verdict when `horizon` has passed and nothing can change it, or at the end. Suspicions above `above` every
+    `every` seconds of recorded time and at the end. Raises HistoryError."""
     horizon = correlator.settings.horizon
     waiting: dict[tuple[int, int], Verdict] = {}
     ends: deque[tuple[float, tuple[int, int]]] = deque()
@@ -93,7 +93,7 @@ def _rescored(correlator: Correlator, waiting: dict[tuple[int, int], Verdict]) -
 
 
 def _brief(verdict: Verdict) -> Verdict:
-    """What is told of it: a year of them is kept."""
+    """Only what is printed: a year of verdicts is kept."""
     return Verdict(verdict.job, verdict.attempt, verdict.cause, verdict.confidence, verdict.node, verdict.gpu)
 
 
@@ -112,7 +112,7 @@ def topology(path: str) -> dict[str, list[str]]:
 
 
 def _apart(jobs: str, events: str, after: float) -> Iterator[tuple[float, Attempt | Event]]:
-    """_merged, by a process of its own, which also reads the logs. Raises HistoryError."""
+    """_merged in a second process, which also reads the logs. Raises HistoryError."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     reader = context.Process(target=_hand_over, args=(theirs, jobs, events, after), daemon=True)
@@ -158,7 +158,7 @@ def _merged(jobs: str, events: str, after: float) -> Iterator[tuple[float, Attem
 
 
 def _attempt(row: dict[str, Any]) -> Attempt:
-    """With what its log says in the place of the log."""
+    """The attempt with what its log says instead of the log."""
     attempt = read_attempt(row)
     if attempt.log is None or attempt.log_class is not None:
         return attempt
@@ -189,7 +189,7 @@ def _in_order(path: str, key: str, read: Callable[[Any], T]) -> Iterator[tuple[f
 
 
 def _index(file: BinaryIO, path: str, key: str) -> Index:
-    """Equal times are ordered by what the lines say, not by where they stand: the order of a file never matters."""
+    """Lines of equal times are ordered by what they say, so that the order of the file does not matter."""
     times, offsets, lines = array("d"), array("q"), array("l")
     rank = array("q")
     offset, sorts = 0, True

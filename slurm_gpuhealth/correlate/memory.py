@@ -1,4 +1,4 @@
-"""What a node remembers: events in their place, what was repaired, jobs that went on, and what is forgotten."""
+"""What a node remembers, and when it forgets: its events, repairs, tests, and the jobs that an event did not harm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOPELESS = 0.002  # the nodes' share of the blame that not even a proven lemon, 
 
 
 def keep(node: NodeState, event: Event, kind: str, strength: float, horizon: float) -> bool:
-    """Put an event in its place by time; False where it is there already, or forgotten."""
+    """Put an event in its place by time. False if it is there already, or from before the last repair."""
     time, code = event.time, f"{event.source} {event.code}"[:60]
     if time <= node.repaired:
         return False
@@ -40,7 +40,7 @@ def keep(node: NodeState, event: Event, kind: str, strength: float, horizon: flo
 
 
 def repair(node: NodeState, event: Event) -> None:
-    """What was repaired starts anew: the whole node, or one GPU (its slot's past stays)."""
+    """Forget the past of what was repaired: the whole node, or one GPU. The past of the GPU's slot stays."""
     if event.gpu is not None:
         gpu = plain(event.gpu)
         if event.time > node.changed.get(gpu, (0.0,))[0]:
@@ -56,7 +56,7 @@ def repair(node: NodeState, event: Event) -> None:
 
 
 def spare(node: NodeState, least: float) -> bool:
-    """Note the events that did no harm: a job of their GPU went on, and completed. True where there is a new one."""
+    """Note which events did no harm: a job on their GPU went on, and completed. True if there is a new one."""
     found = False
     for place, one in enumerate(node.events):
         if one.kind != "hard" or one.spared:
@@ -70,7 +70,7 @@ def spare(node: NodeState, least: float) -> bool:
 
 
 def prune(node: NodeState, time: float, horizon: float) -> None:
-    """Forget attempts that say nothing and are too old for an event to come late; then the lightest and oldest."""
+    """Forget attempts that say nothing, once no late event can come; then the least telling and oldest."""
     weighty, light = time - 2 * horizon, time - SHORT
     kept = {key: one for key, one in node.records.items() if one.end > (weighty if one.weights else light)}
     if len(kept) > RECORDS:
@@ -110,7 +110,7 @@ def only_here(app: AppState, attempt: Attempt) -> bool:
 
 
 def convert(state: State, half_life: float) -> None:
-    """What is kept in units of EPOCH depends on the half-life: another one in the settings converts it."""
+    """Sums in units of EPOCH depend on the half-life: if the settings have another one, convert them."""
     old, state.fleet.half_life = state.fleet.half_life, half_life
     if not old or old == half_life or not state.fleet.last:
         return

@@ -1,4 +1,4 @@
-"""Which nodes are suspects, over the whole fleet, and the rung that is due for each."""
+"""Which nodes of the fleet are suspects, and the rung that is due for each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOTHING = State()
 def suspicions(
     state: State, time: float, above: float, s: settings.Suspicion, among: Iterable[str] | None = None
 ) -> list[Suspicion]:
-    """All nodes above `above`, the worst first. `among`: no others can be, which saves a look at the whole fleet."""
+    """All nodes whose p_lemon is above `above`, the worst first. `among`: looks at these only."""
     found: list[Suspicion] = []
     chances: dict[str, float] = {}
     every = len(state.nodes)
@@ -90,7 +90,7 @@ def _suspicion(
 
 
 def _without_jobs(count: int) -> str:
-    """Of which no job died: then no user and no application is counted either."""
+    """The events that killed no job: they count no user and no application."""
     return f" ({count} of them seen by the node itself, no job died of it)" if count else ""
 
 
@@ -110,8 +110,8 @@ def _last_test(node: NodeState) -> str:
 
 
 def _unexplained(node: NodeState, time: float, state: State, s: settings.Suspicion) -> Iterator[tuple[Record, bool]]:
-    """Failures of which it has most of the blame, and whether their logs speak of hardware: not of a large job, of what
-    the program says itself, or was ended."""
+    """Failures for which the node has most of the blame, and whether their logs speak of hardware. Left out: failures
+    that the program itself explains, and jobs that Slurm or the user ended."""
     for key, one in node.records.items():
         if one.end >= time - s.horizon and one.blame >= 0.5:
             home = state.nodes.get(one.home)
@@ -153,7 +153,7 @@ def _cluster(node: NodeState, time: float, state: State, s: settings.Suspicion) 
 
 
 def _usual(node: NodeState, time: float, everywhere: FleetState, s: settings.Suspicion) -> float:
-    """Failures that no log explains, as one expects them of each of the node's jobs."""
+    """How many failures that no log explains to expect of each of the node's jobs."""
     age = max(1.0, time - node.since)
     decayed = s.half_life / math.log(2) * -math.expm1(-age / s.half_life * math.log(2)) / age
     a_job = node.failing / growth(time, s.half_life) / max(1.0, node.jobs * decayed)
@@ -177,7 +177,8 @@ def _terms(node: NodeState, blamed: list[Record], hard: int, cluster: Cluster, s
 
 
 def _with_rung(one: Suspicion, state: State, sure: bool, wave: bool, time: float, s: settings.Suspicion) -> Suspicion:
-    """The rung by the probability; a soft suspicion tests and never more, and a fleet-wide wave tests lightly."""
+    """The rung by the probability. A suspicion without a hard event only tests; if many nodes are suspected at once,
+    the test is light."""
     p, node = one.p_lemon, state.nodes[one.node]
     blamed = [record for record in node.records.values() if record.blame >= 0.1]
     # Without a hard event L3 and L4 take the node out at one rung's more suspicion, and for failures of three users
@@ -208,7 +209,8 @@ def _elsewhere(state: State, record: Record, node: str) -> bool:
 
 
 def _after_tests(rung: str, node: NodeState) -> str:
-    """What has been passed since the last evidence is not asked again; level 3 passed and back again is for level 4."""
+    """A level that the node has passed since the last evidence is not due again. If level 3 passed and the node is
+    soon suspected again, level 4 is due."""
     if rung not in ("L2", "L3", "L4"):
         return rung
     newest = max([one.end for one in node.records.values() if one.weights] + [one.until for one in node.events] + [0.0])

@@ -1,4 +1,4 @@
-"""How likely a node is of each level: its evidence, taken together (tally.py). From a node's state to numbers."""
+"""How likely a node is at each level, by all of its evidence (tally.py). From a node's state to numbers."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def hazard(found: list[float], grid: Grid) -> float:
 
 
 def _prior(node: NodeState, grid: Grid, s: Suspicion) -> list[float]:
-    """A node fresh from a repair fails again sooner than others do; one that is new has passed a test, or would show at
-    once what kills jobs at their start."""
+    """A node that was just repaired fails sooner than others. A new node has passed a test, and would show at once what
+    kills jobs at their start."""
     if node.repaired:
         more = s.repaired / (1 - grid.prior[0])
         return [1 - s.repaired, *(one * more for one in grid.prior[1:])]
@@ -92,7 +92,7 @@ def groups(node: NodeState, grid: Grid, s: Suspicion) -> list[Group]:
 
 
 def take_in(node: NodeState, time: float, grid: Grid, s: Suspicion) -> None:
-    """Let an event of that time count; if it is the newest evidence, without working all out anew."""
+    """Count an event of that time. If it is the newest evidence, it is added; else all is worked out anew."""
     if node._tally:
         last = next(iter([*_events(node, grid, s, None)][-1:]), None)
         if not (last and last.end == time == node.events[-1].until and node._tally.add(last)):
@@ -110,7 +110,7 @@ def matter(tally: Tally, factors: Sequence[float]) -> float:
 
 
 def tally_of(node: NodeState, grid: Grid, s: Suspicion) -> Tally:
-    """What the node's evidence comes to. Kept at the node, and built anew when something else than new was added."""
+    """What the node's evidence comes to. It is kept at the node, and built anew if older evidence has changed."""
     known: Tally | None = node._tally
     if known is None:
         known = node._tally = _anew(node, grid, s, None)
@@ -138,14 +138,14 @@ def _anew(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) ->
 
 
 def put(node: NodeState, key: str, old: Record | None) -> None:
-    """Let the record of that key count, in the place of `old`."""
+    """Count the record of that key instead of `old`."""
     tally, item = node._tally, item_of(node.records[key], key)
     if tally and not (tally.replace(key, item) if old and old.weights else item is None or tally.add(item)):
         node.touched()
 
 
 def item_of(record: Record, key: str) -> Item | None:
-    """What a failed attempt says of a node; None where that is nothing."""
+    """What a failed attempt says of a node; None: nothing."""
     if not record.weights:
         return None
     ratios = list(map(exp, record.weights))
@@ -183,7 +183,7 @@ def _events(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) 
 
 
 def forgotten(node: NodeState, gpu: GpuName | None) -> float:
-    """Since when what is told of this GPU counts."""
+    """Events of this GPU up to this time do not count: the GPU or the node was replaced or repaired then."""
     return max(node.repaired, node.changed.get(plain(gpu), (0.0,))[0] if gpu is not None else 0.0)
 
 

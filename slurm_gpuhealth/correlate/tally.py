@@ -133,7 +133,7 @@ class Tally:
             self.load[group.user] = (group.time, self._load(group) + 1)
 
     def branch(self, without: Without) -> Tally:
-        """The same without that case, and without the events of its time."""
+        """The tally without that case and the events of its time."""
         first = place = len(self.items)
         out = set()
         while place and self.items[place - 1].end >= without.start:
@@ -150,7 +150,7 @@ class Tally:
         return tally
 
     def replace(self, key: str, item: Item | None) -> bool:
-        """Put a job's item in the place of its old one; False where that can't be done."""
+        """Replace a job's item. False if that can't be done here."""
         at = range(len(self.items) - 1, -1, -1)
         place = next((one for one in at if self.items[one].what == key and self.items[one].start is not None), None)
         if place is None or not self.marks or (item and item.end != self.items[place].end):
@@ -225,7 +225,7 @@ class Tally:
 
 
 def _same_incident(last: Group, item: Item, s: Suspicion) -> bool:
-    """An event joins what came shortly before; a job that already ran then, what ended it, or what it has claimed."""
+    """An event belongs to the incident shortly before it; a job to the incident that ended it."""
     if item.start is None:
         return item.end - last.until <= s.storm
     if item.hard:
