@@ -429,7 +429,7 @@ def test_folders_of_a_node_that_are_not_there_are_named_and_no_traceback_is_the_
     settings = Settings(paths=Paths(proc=str(tmp_path / "n7/proc"), sys=str(tmp_path), dev=str(tmp_path)))
     (line,) = look._node(settings, "n7", None)
     assert (line.level, line.check) == ("FAIL", "paths")
-    assert f"proc = {tmp_path}/n7/proc in [paths]: not there" in line.what
+    assert f"proc = {tmp_path}/n7/proc in [paths] does not exist" in line.what
     assert "--node NAME" in line.remedy
 
 
