@@ -134,7 +134,7 @@ def story(lab: Lab) -> None:
     until(lambda: "COMPLETED" in lab.run(*ended.split(), str(moved)), "accounting")
     show(lab, "sacct", "-X", "-D", "-j", str(moved), "-o", "JobID,State,NodeList")
 
-    say("4. n2 climbs the ladder by itself: level 3, a reboot; the GPU stays away, and so this is a human's")
+    say("4. n2 climbs the ladder by itself: level 3, a reboot; the GPU stays lost, so an admin must act")
     lab.until_reason("n2", "next=RMA")
     until(lambda: lab.rows("n2", "SELECT 1 FROM step WHERE bundle != ''"), "the evidence")
     show(lab, *NODES)

@@ -193,7 +193,7 @@ class Cluster(Slurmctld):
         if climb.rung == "RMA":
             return Result("fail", "gathered", bundle="/b/rma.tar.gz")
         if plan == "together":
-            return Result("fail", "2 GPUs fail together, and none of them alone")
+            return Result("fail", "2 GPUs fail together, but none of them alone")
         self.mend(node, climb.rung)
         return self.levels(climb, 3, broken=plan == "fail")
 

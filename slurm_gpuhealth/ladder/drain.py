@@ -1,14 +1,14 @@
-"""From faults that wait for a decision to the node's state in Slurm: the one place that decides to change it.
+"""From the faults that wait for a decision to the node's state in Slurm. Only this file decides to change it.
 
-no fault waits ──▶ nothing                       a fault in shadow ──▶ would-drain (recorded, said once)
+no fault waits ──▶ nothing                       a fault in shadow ──▶ would-drain (recorded and reported once)
 a fault waits ──▶ the node's record in Slurm
-                    its Comment acks it       ──▶ acked         (until the time that stands there)
+                    its Comment acks it       ──▶ acked         (until the time in the Comment)
                     in service, room left     ──▶ claimed ─2 s─▶ drained, or undone: over-budget  (ladder/claim.py)
                     in service, no room       ──▶ over-budget   (asked again each `slurm.request_poll`)
                     drained by us             ──▶ held          (reworded when the rung is higher)
-                    our hold is gone          ──▶ acked         (an admin resumed it: what stood then is left alone)
-                      slurmctld may have lost it: it asks again, once
-                    an admin's, or Slurm's    ──▶ admin, left   (events are done with; what still stands asks again)
+                    our hold is gone          ──▶ acked         (an admin resumed the node: its faults are left alone)
+                      if slurmctld may have lost it: asked again, once
+                    an admin's, or Slurm's    ──▶ admin, left   (events are settled; a standing fault asks again)
                     controller silent         ──▶ undecided     (the next check asks again; a claim stays claimed)
 """
 
@@ -47,13 +47,13 @@ class Outcome:
     detail: str = ""
     """For people."""
     held: dict[str, Any] | None = None
-    """Our hold after it, where it is not written down yet."""
+    """Our hold after it, if it is not in the journal yet."""
     noted: bool = False
     """The decision is in the journal already."""
 
 
 def act(settings: Settings, journal: Journal, program: str, node: str, now: float, job: int | None = None) -> str:
-    """Do what the waiting faults call for; the outcome as in the picture above. Never raises for Slurm's sake."""
+    """Act on the waiting faults; returns the outcome as in the picture above. Never raises because of Slurm."""
     _tell_shadow(journal, program, now, job)
     if judge.worst(record.waiting(journal).values()) is None:
         return "nothing"
@@ -64,7 +64,7 @@ def act(settings: Settings, journal: Journal, program: str, node: str, now: floa
         say(f"{node}: another program of ours waits for Slurm; undecided", error=True)
         return "undecided"
     try:
-        for _ in range(4):  # an admin knew of some of it, a claim was settled: what is left?
+        for _ in range(4):  # some faults were acked, or a claim was settled: look at what is left
             outcome = _decide(settings, journal, program, node, now, job)
             if outcome not in ("acked", "settled"):
                 break
@@ -74,7 +74,7 @@ def act(settings: Settings, journal: Journal, program: str, node: str, now: floa
 
 
 def _spread(node: str) -> None:
-    """A check has time: of many nodes with one fault the later ones then find the budget spent, and write nothing."""
+    """Wait a little: a check has time. If many nodes see a fault, the later nodes find the budget full."""
     import zlib
 
     from slurm_gpuhealth.ladder import budget
@@ -83,7 +83,7 @@ def _spread(node: str) -> None:
 
 
 def _decide(settings: Settings, journal: Journal, program: str, node: str, now: float, job: int | None) -> str:
-    """Ask Slurm, act, and write down at once what became of it."""
+    """Ask Slurm, act, and write the outcome into the journal at once."""
     faults = record.waiting(journal)
     worst = judge.worst(faults.values())
     if worst is None:
@@ -148,27 +148,29 @@ def _try(
 
 
 def _became(change: hold.Change, wanted: Reason, now: float) -> Outcome:
-    """What a change that is no claim has become."""
+    """The outcome of a change that is not a claim."""
     if change.plan.action == "leave":
-        passing = change.after.base == "UNKNOWN" or change.after != change.before  # soon, it is something else
+        passing = change.after.base == "UNKNOWN" or change.after != change.before  # will be something else soon
         word = "admin" if change.after.owner == "admin" else "undecided" if passing else "left"
         return Outcome(word, change.plan.why)
-    if change.after.ours and change.after.ours.state == "claim":  # it may be undone yet: no answer to a fault
-        return Outcome("undecided", f"somebody is just taking it: {change.after.reason!r}")
+    if (
+        change.after.ours and change.after.ours.state == "claim"
+    ):  # it may still be undone, so it does not settle a fault
+        return Outcome("undecided", f"somebody is draining it just now: {change.after.reason!r}")
     held = {"reason": change.after.reason, "since": change.after.reason_time or now, "seen": now}
     if change.done:
         return Outcome("held", change.plan.why, held)
-    # Slurm took it, and somebody changed it since: `follow_hold` finds out what it means.
+    # Slurm accepted it, and somebody changed it since: `follow_hold` finds out what that means.
     held = {"reason": reason.write(wanted), "since": now}
     return Outcome("held", f"changed at once by somebody: {change.after.reason!r}", held)
 
 
 def _settle(settings: Settings, journal: Journal, before: NodeRecord) -> Outcome:
-    """A claim that nobody has settled: a program of ours was killed over it, or somebody asks for a test just now."""
+    """Settle a claim: our program was killed before it did, or somebody is asking for a test just now."""
     from slurm_gpuhealth.ladder import claim
 
     if claim.is_elsewhere(before, time.time()):
-        return Outcome("undecided", f"somebody is just taking it: {before.reason!r}")
+        return Outcome("undecided", f"somebody is draining it just now: {before.reason!r}")
     outcome, why = claim.finish(settings, journal, before.name)
     if outcome in ("drained", "gone"):
         return Outcome("settled")
@@ -184,7 +186,7 @@ def _claim(
     wanted: Reason,
     now: float,
 ) -> Outcome:
-    """Drain the node if the budget has room, also 2 s later. Raises control.SlurmError where nothing was written."""
+    """Drain the node if the budget has room, now and 2 s later. Raises control.SlurmError if nothing was written."""
     from slurm_gpuhealth.ladder import claim
 
     plan, began = hold.plan_drain(before), time.monotonic()
@@ -222,7 +224,7 @@ def _claim(
 def _claimed(
     journal: Journal, program: str, wanted: Reason, was: str, faults: Faults, now: float, stands: bool
 ) -> None:
-    """The faults have their decision, which ladder/claim.py confirms or takes back."""
+    """Note the decision on the faults; ladder/claim.py confirms it or takes it back."""
     number = decisions.note(journal, now, program, "claimed", decisions.of_reason(wanted), "", was, wanted.job)
     seen = {"seen": now} if stands else {}
     kept = {"reason": reason.write(replace(wanted, state="claim")), "since": now, "decision": number, **seen}
@@ -231,7 +233,7 @@ def _claimed(
 
 
 def _tell_shadow(journal: Journal, program: str, now: float, job: int | None) -> None:
-    """Faults that may not act yet: what would have been done, once."""
+    """Record and report, once, faults in shadow mode that would have drained the node."""
     faults = record.waiting(journal, "shadow")
     worst = judge.worst(faults.values())
     if worst:
