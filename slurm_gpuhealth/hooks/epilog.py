@@ -1,4 +1,4 @@
-"""gpuhealth-epilog: slurm.conf's Epilog. Records how the job ended; a failed one's GPUs are tested. Always exit 0."""
+"""gpuhealth-epilog: slurm.conf's Epilog. Records how the job ended; if it failed, tests its GPUs. Always exits 0."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def epilog() -> int:
 
         watch.kernel(settings, journal, now)
         if settings.joblog.enabled and outcome not in jobs.FINE:
-            from slurm_gpuhealth.node import joblog  # before the test: minutes later its user may have overwritten it
+            from slurm_gpuhealth.node import (
+                joblog,
+            )  # before the test: minutes later the user may have overwritten the log
 
             joblog.read(settings, journal, job, deadline.ends)
         fitness.after_job(settings, journal, job, outcome, deadline.ends)
@@ -48,7 +50,7 @@ def _retest_waits(journal: Journal, job: Job) -> bool:
 
 
 def _ask(settings: Settings, job: Job) -> str:
-    """What Slurm knows of a job whose environment reads like success: one call, at most `slurm.timeout`."""
+    """How the job really ended, if its environment looks like success: asks Slurm once, for `slurm.timeout` at most."""
     from slurm_gpuhealth.say import say
     from slurm_gpuhealth.slurm import control
 

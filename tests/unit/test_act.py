@@ -209,7 +209,7 @@ def test_a_hold_that_slurmctld_lost_in_a_restart_is_drained_again_once_and_it_is
 ):
     fault(journal, settings)
     assert act.act(settings, journal, "check", "n1", NOW) == "drained"
-    for outcome, word, drains in (("drained", "started anew", 2), ("nothing", "a second time", 2)):
+    for outcome, word, drains in (("drained", "slurmctld restarted", 2), ("nothing", "a second time", 2)):
         slurm.resume()
         slurm.upsince = time.time()
         held.look_at_hold(settings, journal, "n1", time.time())
