@@ -1,7 +1,7 @@
-"""How jobs ended, by PySlurm: the same values as `sacct.ended`, where the site has PySlurm of its Slurm's release.
+"""How jobs ended, by PySlurm: the same values as `sacct.ended`, if the site has PySlurm of its Slurm's release.
 
-What it can't tell (25.11): of a requeued job any run but the last, since its collection has one job for each id; codes
-above 127 (137 is 9). Without a slurm.conf its import ends the interpreter: so all of it is in a child.
+What it can't tell (25.11): the earlier runs of a requeued job, because its collection has one job per id; and codes
+above 127 (137 becomes 9). Without a slurm.conf its import ends the interpreter, so everything runs in a child.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ NAMES = (
     *("exit_code_signal", "derived_exit_code", "derived_exit_code_signal", "start_time", "end_time", "nodelist"),
     *("failed_node", "submit_command", "requeue_count"),
 )
-"""Of pyslurm.db.Job. The last three came with 25.11."""
+"""Attributes of pyslurm.db.Job. The last three came with 25.11."""
 ENDS = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
         "REQUEUED", "TIMEOUT")  # fmt: skip
 
 
 def ended(settings: Settings, since: float, until: float) -> list[Ended]:
-    """What ended in since ≤ t < until and had begun, by its start. Raises control.SlurmError."""
-    if not os.path.isfile(settings.slurm.conf):  # libslurm itself says so after a minute, by ending the interpreter
+    """The runs that ended in since ≤ t < until and had begun, by their start. Raises control.SlurmError."""
+    if not os.path.isfile(settings.slurm.conf):  # libslurm itself would end the interpreter after a minute
         what = f"{settings.slurm.conf} (slurm.conf) is not there"
         raise Refused("pyslurm.db.Jobs.load", 1, f'{what}: correct [slurm] conf, or [accounting] backend = "sacct"')
     asked = child.probe(lambda: _load(settings.slurm.conf, since, until), timeout=settings.accounting.timeout)
@@ -72,7 +72,7 @@ def _gpus(job: Any) -> int:
 
 
 def _ended(job: Mapping[str, Any]) -> Ended | None:
-    """None for one that never began, or has not ended. Raises ValueError, TypeError."""
+    """None if it never began or has not ended. Raises ValueError, TypeError."""
     derived = (job["derived_exit_code"] or 0, job["derived_exit_code_signal"] or 0)
     state = job_state(job["state"] or "", derived)
     nodes = nodes_of(job["nodelist"] or "")
