@@ -397,7 +397,7 @@ def test_pruning_forgets_by_age(store, shared, folder):
 def test_a_newer_store_is_refused_and_an_older_one_is_brought_up_to_date(store, shared, monkeypatch):
     with store.begin() as db:
         db.execute(schema.version.update().values(version=schema.VERSION + 1))
-    with pytest.raises(open.StoreError, match="written by a newer gpuhealth"):
+    with pytest.raises(open.StoreError, match="a newer gpuhealth has written it"):
         open.open_store(shared)
     monkeypatch.setattr(schema, "VERSION", schema.VERSION + 2)
     monkeypatch.setitem(schema.MIGRATIONS, schema.VERSION, ("ALTER TABLE node ADD COLUMN rack TEXT",))
