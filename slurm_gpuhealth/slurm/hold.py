@@ -61,7 +61,7 @@ LEFT_ALONE = {
 }
 
 PAUSES = (0.2, 0.6, 1.2, 0.0)
-"""Seconds between looks at slurmdbd. slurmctld tells it in its own time: it has the end of a hold that we ended."""
+"""Seconds between looks at slurmdbd: slurmctld informs it with a delay. We wait until it has the end of our hold."""
 
 
 @frozen

@@ -55,8 +55,8 @@ def test_all_well_says_nothing(shop):
 
 
 def test_a_fault_without_a_word_is_a_fault(shop):
-    assert said(shop.look(shop.program("exit 2"))) == [("fault", "check: exit 2 without a word")]
-    assert said(shop.look(shop.program("echo []; exit 2"))) == [("fault", "check: exit 2 without a word")]
+    assert said(shop.look(shop.program("exit 2"))) == [("fault", "check: exit 2 without a message")]
+    assert said(shop.look(shop.program("echo []; exit 2"))) == [("fault", "check: exit 2 without a message")]
 
 
 @pytest.mark.parametrize(

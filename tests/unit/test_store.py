@@ -490,7 +490,7 @@ def test_a_file_of_no_node_is_said_and_holds_up_nobody(store, shared, folder, na
     write(folder, head(1), record(1), name="n1@\udcff.jsonl")
     taken = take(store, shared)
     assert (taken.rows, [row.node for row in rows(store)]) == (2, ["n1"])
-    assert taken.trouble[0].endswith("is no node's file")
+    assert taken.trouble[0].endswith("is not a node's file")
 
 
 def test_a_count_that_no_database_can_hold_is_skipped(store, shared, folder):
