@@ -104,7 +104,7 @@ def test_a_level_passes_without_a_test_that_is_not_for_this_model(node, backend)
 def test_a_level_of_which_nothing_is_left_is_no_pass(node, backend):
     diagnosis = run(node, 2, backend, skips=("memory", "pcie"))
     assert diagnosis.outcome == "not-testable"
-    assert "no test is left of level 2: memory, pcie in skips" in diagnosis.message
+    assert "level 2 has no test left: memory, pcie in skips" in diagnosis.message
 
 
 def test_a_skip_on_one_gpu_alone_is_not_the_models(node, backend):
