@@ -1,6 +1,6 @@
-"""`make demo`: real Slurm, four stand-in GPU nodes; jobs good and bad, a GPU that dies, one to be reset, one to prove.
+"""`make demo`: real Slurm and four simulated GPU nodes; good and bad jobs, a GPU that dies, one to reset, one to test.
 
-KEEP=1 leaves the cluster up, also after a failure; `python -m tests.demo stop FOLDER` stops it.
+KEEP=1 leaves the cluster running, also after a failure; `python -m tests.demo stop FOLDER` stops it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> int:
             print(f"What it left: {' '.join(map(str, left(lab)))}", file=sys.stderr)
     finally:
         for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(sign, signal.SIG_IGN)  # what was started is stopped, however often one asks
+            signal.signal(sign, signal.SIG_IGN)  # the cluster is stopped completely, even if Ctrl-C comes again
         if lab and code != 130 and keep and lab.daemons.names():
             print(KEPT.format(bin=BIN, lab=lab.lab, conf=lab.conf, config=lab.config))
         elif lab:
@@ -82,7 +82,7 @@ Stop it:              {bin}/python -m tests.demo stop {lab}"""
 
 
 def stop(folder: Path) -> int:
-    """Stop the cluster of that folder, wherever it is, and remove it; 1 where there is none."""
+    """Stop the cluster of that folder and remove it; 1 if there is none."""
     if not (folder / "etc/slurm.conf").exists():
         print(f"{folder}: no cluster of the demo is there", file=sys.stderr)
         return 1
@@ -92,7 +92,7 @@ def stop(folder: Path) -> int:
 
 
 def left(lab: Lab) -> list[Path]:
-    """Where to look after a failure: what is there of it."""
+    """The files to read after a failure, as far as they exist."""
     there = [lab.lab / "log", *sorted(lab.lab.glob("nodes/*/state"))]
     return [one for one in there if one.exists()] or [lab.lab]
 
@@ -167,7 +167,7 @@ def story(lab: Lab) -> None:
 
 
 def explained(lab: Lab) -> str:
-    """`gpuhealth jobs`, up to date."""
+    """The output of `gpuhealth jobs` after a new correlation."""
     lab.gpuhealth("n1", "correlate")
     return lab.gpuhealth("n1", "jobs")
 
