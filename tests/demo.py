@@ -151,7 +151,7 @@ def story(lab: Lab) -> None:
     until(lambda: lab.state("n3") == "IDLE" and "reset pass" in lab.node("n3"), "n3 back in service", 90)
     print("n3 is back:", lab.node("n3").partition(" Extra=")[2].strip())
 
-    say("6. An admin asks n1 to prove itself")
+    say("6. An admin asks for a test of n1")
     print("$ gpuhealth-escalate n1", flush=True)
     env = {**lab.env, "GPUHEALTH_CONFIG": str(lab.config), "SLURMD_NODENAME": "n1"}
     subprocess.run([str(BIN / "gpuhealth-escalate"), "n1"], env=env, timeout=120, check=True)
