@@ -1,4 +1,7 @@
-"""gpuhealth-epilog: slurm.conf's Epilog. Records how the job ended; if it failed, tests its GPUs. Always exits 0."""
+"""gpuhealth-epilog: slurm.conf's Epilog. Records how the job ended; if it failed, tests its GPUs.
+
+Exits 0; 1 only for a job that Slurm then starts elsewhere (epilog.expedite), and only on a node that we hold.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,11 @@ def epilog() -> int:
 
         watch.kernel(settings, journal, now)
         if settings.joblog.enabled and outcome not in jobs.FINE:
-            from slurm_gpuhealth.node import (
-                joblog,
-            )  # before the test: minutes later the user may have overwritten the log
+            # Before the test: minutes later the user may have overwritten the log.
+            from slurm_gpuhealth.node import joblog
 
             joblog.read(settings, journal, job, deadline.ends)
-        fitness.after_job(settings, journal, job, outcome, deadline.ends)
+        return fitness.after_job(settings, journal, job, outcome, deadline.ends)
     return 0
 
 
