@@ -1,4 +1,4 @@
-"""What follows from faults that wait, when several programs, an admin and a kill come in between."""
+"""What happens to faults that wait, when other programs, an admin or a kill intervene."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ NOW = time.time()
 
 
 class Slurm:
-    """One node's record, what was ordered, and the holds of other nodes. A patient one: claims don't wait here."""
+    """One node's record, the orders given, and the holds of other nodes. Claims don't wait here."""
 
     def __init__(self, monkeypatch):
         self.base = "IDLE"

@@ -1,4 +1,4 @@
-"""`gpuhealth config`: what an admin sees of the configuration."""
+"""`gpuhealth config`: what it shows of the configuration."""
 
 import json
 

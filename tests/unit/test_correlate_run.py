@@ -1,4 +1,4 @@
-"""What is new in the store is judged once, whatever comes late or is cut short."""
+"""New records in the store are judged once, even if some come late or a run is cut short."""
 
 import json
 import os

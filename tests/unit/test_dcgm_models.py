@@ -1,4 +1,4 @@
-"""GPUs that are not on DCGM's list: what is allowed there, what a level is worth without the rest, and who says so."""
+"""GPUs that are not on DCGM's list: which tests are allowed, what a level proves without the others, who reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hook ends in its time, whatever is slow or deaf: slurmd would end it, and drain a good node."""
+"""A hook ends in time, whatever is slow or does not answer: otherwise slurmd ends it and drains a good node."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the doctor says of Slurm's configuration and of a node: real output of four releases, and what goes wrong."""
+"""What the doctor says about Slurm's configuration and a node: real output of four releases, and typical mistakes."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Nodes followed up the ladder through their records, and what gpuhealth-escalate says of them."""
+"""gpuhealth-escalate follows nodes up the ladder by their records: what it prints."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What a request and its withdrawal do to a node, and what they leave alone."""
+"""What a request and its cancellation do to a node, and what they do not touch."""
 
 import pytest
 

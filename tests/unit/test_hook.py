@@ -1,4 +1,4 @@
-"""The ends of the programs that Slurm starts: only a verdict gives an exit code other than 0."""
+"""How the programs that Slurm starts end: only a decision leads to an exit code other than 0."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""gpuhealth ladder: where nodes stand, what led there, and cancel."""
+"""gpuhealth ladder: the state of nodes, how they got there, and cancel."""
 
 import json
 

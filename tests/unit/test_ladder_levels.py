@@ -1,4 +1,4 @@
-"""Rungs L1 to L4: which GPU is named, and what is said to be untested."""
+"""Rungs L1 to L4: which GPU is named, and what counts as untested."""
 
 import json
 import time

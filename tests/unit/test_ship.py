@@ -1,4 +1,4 @@
-"""What a node ships to the shared directory: everything once, in order, whatever happens in between."""
+"""A node ships everything to the shared directory once and in order, whatever happens in between."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def lines(folder, name="n1.jsonl"):
 
 
 def codes(folder):
-    """Of the findings in the node's files, in their order."""
+    """The findings in the node's files, in order."""
     names = sorted(path.name for path in folder.iterdir())
     records = [record for name in names for record in lines(folder, name)]
     return [record["row"]["code"] for record in records if record["kind"] == "finding"]

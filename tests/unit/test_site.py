@@ -1,4 +1,4 @@
-"""The site's own checks: hostile or broken, they say nothing about hardware that they did not mean to say."""
+"""The site's own checks: a hostile or broken check never reports a hardware fault by mistake."""
 
 import os
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The cluster's record on the controller: taken in exactly once, whatever the nodes wrote, whenever it was killed."""
+"""The controller reads each record exactly once, whatever the nodes wrote and whenever it was killed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Which holds an admin means, and what the ack leaves of a node's Comment."""
+"""Which holds an undrain selects, and what the ack does to a node's Comment."""
 
 import pytest
 from click.testing import CliRunner

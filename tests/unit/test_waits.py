@@ -1,4 +1,4 @@
-"""A fault that the budget leaves in service is seen: on the node, and in its Extra from everywhere."""
+"""A faulty node that the budget leaves in service is visible: on the node, and from everywhere in its Extra."""
 
 import json
 import time

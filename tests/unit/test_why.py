@@ -34,7 +34,7 @@ def ask(tmp_path, monkeypatch):
 
 @pytest.fixture
 def node(tmp_path):
-    """This node's journal: Xid 79 on GPU 3, and the hold that came of it."""
+    """This node's journal: Xid 79 on GPU 3, and the hold that followed."""
     state = tmp_path / "state"
     (tmp_path / "gpuhealth.toml").write_text(f'mode = "enforce"\n[paths]\nstate = "{state}"\nrun = "{tmp_path}/run"\n')
     journal = open_journal(Paths(state=str(state), run=str(tmp_path / "run")))
