@@ -1,7 +1,7 @@
-"""Programs and probes that may hang, run and ended: NVML, dcgmi and scontrol hang exactly on the nodes that matter.
+"""Runs programs and probes that may hang, and ends them: NVML, dcgmi and scontrol hang on the nodes that matter most.
 
-A child runs in a session of its own, with our pipes and /dev/null as its only descriptors, and has a deadline, which is
-never later than the program's own (deadline.py); when that is too near it is not started, and reads as timed out:
+A child runs in its own session, and has only our pipes and /dev/null open. Its deadline is never later than the
+program's own (deadline.py). If that is too near, the child is not started, and counts as timed out:
 
     start ──▶ done
       │ deadline
@@ -12,7 +12,7 @@ never later than the program's own (deadline.py); when that is too near it is no
     SIGKILL ──▶ timed_out
       │ KILL_WAIT
       ▼
-    stuck: in D state. Nobody waits for it; whoever asks next finds it with `alive` and starts no second one.
+    stuck: in D state. Nobody waits for it; the next program finds it with `alive` and starts no second one.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ if TYPE_CHECKING:
     from signal import SIG_DFL, SIGALRM, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGTERM, alarm
     from signal import signal as set_handler
     from typing import Any, NoReturn
-else:  # the `signal` module only adds names to these numbers, with `enum`: a third of what Python's start costs
+else:  # the `signal` module only adds names, but imports `enum`: a third of Python's start
     from _signal import SIG_DFL, SIGALRM, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGTERM, alarm
     from _signal import signal as set_handler
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 KILL_WAIT = 1.0
-"""Seconds between SIGKILL and calling a child stuck. A task that is not in D state dies in milliseconds."""
+"""Seconds after SIGKILL until a child counts as stuck. A task that is not in D state dies within milliseconds."""
 
 
 watcher: Callable[[Child], None] | None = None
-"""Of a program whose children run for minutes: called with each child at its start and every WATCH seconds after it.
-What it raises ends the child."""
+"""For a program whose children run for minutes: called with each child at its start and every WATCH seconds after that.
+If it raises, the child is ended."""
 WATCH = 20.0
 
 
 @frozen
 class Child:
-    """A process told apart from a later one with the same pid: `start` is field 22 of /proc/PID/stat."""
+    """A process, distinguished from a later one with the same pid by `start`, field 22 of /proc/PID/stat."""
 
     pid: int
     start: int
 
 
 class Ended(SystemExit):
-    """We were ended (SIGTERM) while a child ran. It was told to end too; whether it can is not known."""
+    """SIGTERM ended us while a child ran. The child got SIGTERM too, but may be unable to end."""
 
     child: Child | None = None
 
 
 @frozen
 class Completed:
-    """How a program ended. `rc` is None when it was never reaped; negative for a signal, as in `subprocess`."""
+    """How a program ended. `rc` is None if it was never reaped; negative for a signal, as in `subprocess`."""
 
     rc: int | None
     stdout: bytes
@@ -75,7 +75,7 @@ class Completed:
 
 @frozen
 class Probed:
-    """What a probe returned, or why it did not (`error` is set whenever there is no value)."""
+    """What a probe returned, or why it returned nothing (`error` is set if there is no value)."""
 
     value: Any
     error: str | None
@@ -93,10 +93,10 @@ def run(
     limit: int = 16 << 20,
     cpus: set[int] | None = None,
 ) -> Completed:
-    """Run the program `argv` (absolute path) with the environment `env` over a fixed PATH; raises nothing.
+    """Run the program `argv` (absolute path) with a fixed PATH and the environment `env`; raises nothing.
 
-    Output beyond `limit` bytes a stream is read and thrown away. `cpus` replaces our CPU affinity in the child. A
-    program that can't be started gives rc 127 (not there) or 126 and the system's words in `stderr`.
+    Output beyond `limit` bytes per stream is read and thrown away. `cpus` replaces our CPU affinity in the child. If a
+    program can't be started, rc is 127 (it does not exist) or 126, and `stderr` has the system's message.
     """
     environment = {"PATH": PATH, "LC_ALL": "C.UTF-8", **(env or {})}
 
@@ -114,7 +114,7 @@ def run(
 
 
 def probe(function: Callable[[], Any], *, timeout: float, grace: float = 1.0) -> Probed:
-    """Call `function` in a forked child; its result must be of `marshal`'s types. Costs no second interpreter start."""
+    """Call `function` in a forked child; its result must have `marshal`'s types. Saves a second start of Python."""
     import marshal
 
     def answer() -> bytes:
@@ -135,7 +135,7 @@ def probe(function: Callable[[], Any], *, timeout: float, grace: float = 1.0) ->
 
 
 def told(function: Callable[[], bytes], *, timeout: float, grace: float = 1.0, limit: int = 64 << 20) -> Completed:
-    """Call `function` in a forked child: what it returns is `stdout`, cut to `limit` bytes; rc 125: it raised."""
+    """Call `function` in a forked child: `stdout` is what it returns, cut to `limit` bytes; rc 125 if it raised."""
 
     def call(result: int) -> NoReturn:
         data = function()
@@ -167,7 +167,7 @@ def age(child: Child) -> float:
 def _supervise(
     body: Callable[[int], NoReturn], timeout: float, grace: float, limit: int
 ) -> tuple[int | None, list[bytes], float, bool, Child | None]:
-    """Fork, run `body(result fd)` in the child, see it to its end: rc, [stdout, stderr, result], seconds, …"""
+    """Fork, run `body(result fd)` in the child, follow it until it ends: rc, [stdout, stderr, result], seconds, …"""
     began = time.monotonic()
     timeout = min(timeout, deadline.left() - grace - KILL_WAIT)
     if timeout <= 0:
@@ -175,7 +175,7 @@ def _supervise(
     pipes = [os.pipe() for _ in range(3)]
     pid = os.fork()
     if pid == 0:
-        # Should we be killed ourselves: the kernel ends it then (alarm(2) outlives exec).
+        # If we are killed ourselves, the kernel ends the child (alarm(2) survives exec).
         _become_child([write for _, write in pipes], body, int(timeout + grace + KILL_WAIT) + 1)
     for _, write in pipes:
         os.close(write)
@@ -184,7 +184,7 @@ def _supervise(
     rc: int | None = None
     timed_out = False
     child = Child(pid, _stat(pid)[1])
-    # slurmd ends a program that takes too long with SIGTERM: then our child has to go too.
+    # slurmd ends a program that takes too long with SIGTERM: then our child must end too.
     before = set_handler(SIGTERM, _terminated)
     try:
         for sign, seconds in ((0, timeout), (SIGTERM, grace), (SIGKILL, KILL_WAIT)):
@@ -195,7 +195,7 @@ def _supervise(
             if rc is not None:
                 break
     except BaseException as end:  # our own end (SIGTERM by slurmd, Ctrl-C): leave no child behind
-        # Not SIGKILL: of dcgmi that leaves the diagnostic running. Who is deaf to SIGTERM has the alarm.
+        # Not SIGKILL: if dcgmi gets it, the diagnostic goes on. A child that ignores SIGTERM is ended by the alarm.
         _signal_group(pid, SIGTERM)
         if isinstance(end, Ended):
             end.child = child
@@ -212,14 +212,14 @@ def _terminated(*_: object) -> NoReturn:
 
 
 def _become_child(ends: Sequence[int], body: Callable[[int], NoReturn], seconds: int) -> NoReturn:
-    """In the child: own session, fds 0-2 on /dev/null and our pipes, 3 the result pipe (closed by exec), no others."""
+    """In the child: its own session; fds 0-2 are /dev/null and our pipes, 3 the result pipe (closed by exec)."""
     try:
         os.setsid()
         for number in (SIGTERM, SIGINT, SIGHUP, SIGPIPE, SIGALRM):
             set_handler(number, SIG_DFL)
         alarm(seconds)
         null = os.open("/dev/null", os.O_RDWR)
-        # Out of the way of 0-3 first: a hook may have been started with some of those closed.
+        # First move them beyond 0-3: a hook may have been started with some of those closed.
         sources = [fcntl(fd, F_DUPFD, 4) for fd in (null, *ends)]
         for target, source in enumerate(sources):
             os.dup2(source, target, inheritable=target < 3)
@@ -230,8 +230,8 @@ def _become_child(ends: Sequence[int], body: Callable[[int], NoReturn], seconds:
 
 
 def close_from(first: int) -> None:
-    """Close all descriptors from `first` on. Not up to SC_OPEN_MAX: with LimitNOFILE=infinity that is a billion, which
-    Python 3.9 closes one by one, for minutes."""
+    """Close all descriptors from `first` on. Not up to SC_OPEN_MAX: with LimitNOFILE=infinity that is a billion, and
+    Python 3.9 would take minutes to close them one by one."""
     try:
         last = max(map(int, os.listdir("/proc/self/fd")))
     except OSError:  # no /proc
@@ -242,9 +242,9 @@ def close_from(first: int) -> None:
 def _follow(
     child: Child, readers: Sequence[int], data: Sequence[bytearray], until: float, limit: int, watched: bool
 ) -> int | None:
-    """Read the child's pipes until it exits: its exit code, or None at the time `until`.
+    """Read the child's pipes until it exits. Returns its exit code, or None at the time `until`.
 
-    The end is the child's exit, not end-of-file: a grandchild that kept our pipe (nvvs does) must not hold us up.
+    Waits for the child's exit, not for end-of-file: a grandchild may keep our pipe open (nvvs does).
     """
     poll = select.poll()
     for read in readers:
@@ -253,7 +253,7 @@ def _follow(
     try:
         exit_fd = os.pidfd_open(child.pid)
         poll.register(exit_fd, select.POLLIN)
-    except (AttributeError, OSError):  # Linux before 5.3: look for its exit every 20 ms
+    except (AttributeError, OSError):  # Linux before 5.3: check for its exit every 20 ms
         exit_fd = -1
     look = time.monotonic()
     try:
@@ -281,7 +281,7 @@ def _follow(
 
 
 def _watch(child: Child) -> None:
-    """One call of the watcher, whose own children are not watched."""
+    """Call the watcher once; its own children are not watched."""
     global watcher
     call, watcher = watcher, None
     try:
@@ -292,7 +292,7 @@ def _watch(child: Child) -> None:
 
 
 def _drain(fd: int, index: int, data: Sequence[bytearray], limit: int) -> bool:
-    """One read of `fd` into `data[index]`, keeping `limit` bytes in all; False when there was nothing to read."""
+    """Read `fd` once into `data[index]`, which keeps `limit` bytes at most; False if there was nothing to read."""
     try:
         chunk = os.read(fd, 1 << 16)
     except BlockingIOError:
@@ -312,7 +312,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """State letter and start time of `pid`; ("", 0) when it is gone. The name may hold spaces and parentheses."""
+    """State letter and start time of `pid`; ("", 0) if it has ended. The name may have spaces and parentheses."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

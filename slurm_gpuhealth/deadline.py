@@ -1,6 +1,6 @@
-"""When this program must be done: a hook says it once, and each child, wait and lock keeps to it.
+"""When this program must be done. A hook sets it once; each child, wait and lock respects it.
 
-slurmd ends a prolog or an epilog that takes too long, and drains a good node. What does not fit is not begun.
+slurmd ends a prolog or an epilog that takes too long, and drains a good node. A step that does not fit is not begun.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 ends = float("inf")
-"""Monotonic time; infinite but in a hook."""
+"""Monotonic time; infinite except in a hook."""
 
 
 def left() -> float:

@@ -30,30 +30,30 @@ class Gpu:
 
 @frozen
 class Finding:
-    """One observed fact about a node that may matter. What it leads to is the policy table's to say (`judge`)."""
+    """One observed fact about a node that may matter. The policy table decides what follows (`judge`)."""
 
     time: float
     """Seconds since the epoch, UTC."""
     source: str
-    """Who says so: `xid`, `sxid`, `aer`, `nvml`, `dcgm`, `dcgm-health`, `ib`, `host`, `site`, `driver`."""
+    """Where it comes from: `xid`, `sxid`, `aer`, `nvml`, `dcgm`, `dcgm-health`, `ib`, `host`, `site`, `driver`."""
     code: str
     """The source's own short name for it, as the policy table and `sinfo -R` show it: `79`, `row-remap-failed`."""
     message: str
-    """One line for people: the fact, the cause where known, what to do."""
+    """One line for people: the fact, the cause if known, what to do."""
     gpu: Gpu | None = None
-    """None where it is about the node as a whole."""
+    """None if it is about the whole node."""
     severity: Severity = "info"
     """The source's own opinion, before the policy table."""
     standing: bool = False
-    """True for a condition that each look sees again until it is mended; False for an event that happened once."""
+    """True for a condition, which is seen again until it is mended; False for an event, which happened once."""
     count: int = 1
-    """How many equal events this one stands for."""
+    """How many equal events this finding stands for."""
     details: Mapping[str, Scalar] = {}
     """What policy rows may ask for (`action`, `class`, `fatal`, `link`, `test`...) and what `gpuhealth why` shows."""
 
     @property
     def about_gpus(self) -> bool:
-        """False for what concerns the host alone, /scratch for example: no test of GPUs proves anything there."""
+        """False if it concerns only the host, /scratch for example: then a test of the GPUs proves nothing."""
         return self.gpu is not None or self.source not in ("site", "host")
 
     @property

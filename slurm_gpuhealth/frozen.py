@@ -65,5 +65,5 @@ def replace(value: T, **changes: Any) -> T:
 
 
 def asdict(value: object) -> dict[str, Any]:
-    """The fields of `value`, nested frozen values included, as plain dictionaries."""
+    """The fields of `value` as plain dictionaries, also those of nested frozen values."""
     return {k: asdict(v) if hasattr(v, "__dict__") else v for k, v in value.__dict__.items()}

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     Cause = Literal["application", "node", "fabric", "infrastructure", "user", "unknown"]
     GpuName = str | int
-    """A GPU's UUID, or its index where nothing better is known."""
+    """A GPU's UUID, or its index if the UUID is not known."""
 
 CAUSES = ("application", "node", "fabric", "infrastructure", "user", "unknown")
 
@@ -27,11 +27,11 @@ class Cited(NamedTuple):
     gpu: int | None = None
     """Local index."""
     time: float | None = None
-    """Seconds since the epoch, UTC, where the line has a full date; the clock is the job's."""
+    """Seconds since the epoch, UTC, if the line has a full date; by the job's clock."""
 
 
 class Reading(NamedTuple):
-    """What a job's log says by itself. Users write their logs: `node` here never means more than "test it"."""
+    """What a job's log says by itself. Users write their logs, so `node` here never means more than "test it"."""
 
     verdict: Cause = "unknown"
     confidence: float = 0.0
@@ -40,9 +40,9 @@ class Reading(NamedTuple):
     OOM), `crash` (a signal without a traceback), `numeric` (NaN or inf), `thermal`; "" nothing useful."""
     cause: Cited | None = None
     collateral: tuple[Cited, ...] = ()
-    """Victims: what followed from the first cause, one each rank at most, cut to 20."""
+    """Victims: consequences of the first cause, at most one per rank, at most 20."""
     hosts: tuple[str, ...] = ()
-    """What the log singles out, as written there: first to die, missing from a collective, both ends of a reset."""
+    """Hosts that the log singles out, as written there: first to die, missing from a collective, ends of a reset."""
     rank: int | None = None
     iteration: int | None = None
     error: str = ""
@@ -57,7 +57,7 @@ class Reading(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One run of a job: a requeued job is several."""
+    """One run of a job; a requeued job has several."""
 
     job: int
     attempt: int
@@ -76,7 +76,7 @@ class Attempt(NamedTuple):
     gpus: Mapping[str, tuple[GpuName, ...]] | None = None
     failed_node: str | None = None
     log: str | None = None
-    """An excerpt; `log_class` and `reading` say the same in fewer words."""
+    """An excerpt; `log_class` and `reading` are shorter forms of it."""
     log_class: str | None = None
     reading: Reading | None = None
     submit: str = ""
@@ -84,7 +84,7 @@ class Attempt(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that a node said, or that was done to it."""
+    """Something that a node reported, or that was done to it."""
 
     time: float
     node: str
@@ -101,7 +101,7 @@ class Term(NamedTuple):
 
     text: str
     weights: Mapping[str, float]
-    """Cause → natural log of the likelihood; of `node` that of the node which the verdict names or would name."""
+    """Cause → natural log of the likelihood; for `node`: of the node that the verdict names or would name."""
 
 
 class Verdict(NamedTuple):
@@ -111,13 +111,13 @@ class Verdict(NamedTuple):
     attempt: int
     cause: Cause
     confidence: float
-    """The posterior of `cause`; of `unknown`: of the likeliest."""
+    """The posterior probability of `cause`; for `unknown`, of the likeliest cause."""
     node: str | None = None
     gpu: GpuName | None = None
     masses: Mapping[str, float] = {}
-    """Cause → posterior, their sum 1."""
+    """Cause → posterior probability; their sum is 1."""
     responsible: Mapping[str, float] = {}
-    """Node → its share of the blame; what is below .001 is left out."""
+    """Node → its share of the blame; shares below .001 are left out."""
     terms: tuple[Term, ...] = ()
     """The strongest first."""
     fingerprint: str = ""
@@ -133,18 +133,18 @@ class Suspicion(NamedTuple):
     hazard_per_day: float
     """Expected failures a day of allocated time."""
     observed: float
-    """Failures that are its, by responsibility, decayed."""
+    """The node's failures, weighted by its share of the blame, decayed."""
     expected: float
-    """What a good node would have had in the same time, decayed."""
+    """The failures that a good node would have had in the same time, decayed."""
     rung: str = ""
     """The rung that is due: `L2`, `L3`, `L4`, `RMA`; "" none."""
     users: int = 0
     applications: int = 0
     hard: int = 0
-    """Hard events of the node itself (Xid, failed test), not decayed, of the last 28 days."""
+    """Hard events of the node itself (Xid, failed test) in the last 28 days, not decayed."""
     last_test: str = ""
     """`L3 pass 2026-11-20`; "" none known."""
     gpus: Mapping[str, float] = {}
-    """GPU → share of the node's suspicion that is tied to it."""
+    """GPU → its share of the node's suspicion."""
     terms: tuple[str, ...] = ()
     """Sentences."""

@@ -1,4 +1,4 @@
-"""Processes that a test lab starts, known by pid and start time, so that nothing else is ever signalled."""
+"""Processes that a test lab starts, identified by pid and start time, so that no other process is ever signalled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 MARK = "GPUHEALTH_LAB"
-"""In the environment of all that a lab starts: what a crashed run left behind is known by it."""
+"""In the environment of every process that a lab starts: it identifies what a crashed run left behind."""
 
 
 class Daemons:
@@ -28,7 +28,7 @@ class Daemons:
         self.children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *argv: str, **env: str) -> None:
-        """Start a program that stays in the foreground, in a session of its own: Ctrl-C reaches the test, not it."""
+        """Start a program that stays in the foreground, in its own session: Ctrl-C reaches only the test."""
         if self.alive(name):
             raise RuntimeError(f"{name} runs already, pid {self.pid(name)}")
         program = shutil.which(argv[0], path=PATH)
@@ -50,7 +50,7 @@ class Daemons:
         return sorted(file.stem for file in (self.lab / "run").glob("*.pid"))
 
     def pid(self, name: str) -> int:
-        """The daemon's pid if that process is still the one that we started, else 0."""
+        """The daemon's pid if it is still the process that we started, else 0."""
         try:
             pid, start = map(int, (self.lab / f"run/{name}.pid").read_text().split())
         except (OSError, ValueError):
@@ -67,7 +67,7 @@ class Daemons:
             os.kill(self.pid(name), sign)
 
     def stop(self, *names: str, sign: int = signal.SIGTERM, timeout: float = 20) -> None:
-        """End the daemons together: `sign`, and SIGKILL for what is still there after `timeout` seconds."""
+        """Stop all daemons at once: send `sign`, and SIGKILL to those still running after `timeout` seconds."""
         for name in names:
             self.send(name, sign)
         for name in names:
@@ -80,7 +80,7 @@ class Daemons:
             (self.lab / f"run/{name}.pid").unlink(missing_ok=True)
 
     def kill_strays(self) -> None:
-        """Kill steps, hooks and workers that outlived the lab. slurmstepd overwrites its environment: by its log."""
+        """Kill steps, hooks and workers that outlived the lab. slurmstepd overwrites its environment: its log tells."""
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit() or int(folder.name) == os.getpid():
                 continue
@@ -95,11 +95,11 @@ class Daemons:
 
 
 PATIENCE = 240.0
-"""Seconds that anything may take on a machine that is busy with other things. It ends a hang and measures nothing."""
+"""Seconds that anything may take on a busy machine. This limit ends a hang; it measures nothing."""
 
 
 def until(ask: Callable[[], object], what: str, timeout: float = PATIENCE):
-    """Poll `ask` until it returns something true; that. Raises TimeoutError naming `what`."""
+    """Poll `ask` until it returns something true, and return that. Raises TimeoutError naming `what`."""
     end = time.monotonic() + timeout
     while not (answer := ask()):
         if time.monotonic() > end:
@@ -109,7 +109,7 @@ def until(ask: Callable[[], object], what: str, timeout: float = PATIENCE):
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports free now, below the range that the kernel gives to outgoing connections."""
+    """TCP ports that are free now, below the range that the kernel uses for outgoing connections."""
     held: list[socket.socket] = []
     try:
         while len(held) < count:
@@ -126,7 +126,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _started(pid: int) -> int:
-    """Start time of the process in clock ticks since boot; 0 when it is gone or a zombie."""
+    """Start time of the process in clock ticks since boot; 0 if it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,6 +1,6 @@
-"""`make demo`: real Slurm, four stand-in GPU nodes; jobs good and bad, a GPU that dies, one to be reset, one to prove.
+"""`make demo`: real Slurm and four simulated GPU nodes; good and bad jobs, a GPU that dies, one to reset, one to test.
 
-KEEP=1 leaves the cluster up, also after a failure; `python -m tests.demo stop FOLDER` stops it.
+KEEP=1 leaves the cluster running, also after a failure; `python -m tests.demo stop FOLDER` stops it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> int:
             print(f"What it left: {' '.join(map(str, left(lab)))}", file=sys.stderr)
     finally:
         for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(sign, signal.SIG_IGN)  # what was started is stopped, however often one asks
+            signal.signal(sign, signal.SIG_IGN)  # the cluster is stopped completely, even if Ctrl-C comes again
         if lab and code != 130 and keep and lab.daemons.names():
             print(KEPT.format(bin=BIN, lab=lab.lab, conf=lab.conf, config=lab.config))
         elif lab:
@@ -82,7 +82,7 @@ Stop it:              {bin}/python -m tests.demo stop {lab}"""
 
 
 def stop(folder: Path) -> int:
-    """Stop the cluster of that folder, wherever it is, and remove it; 1 where there is none."""
+    """Stop the cluster of that folder and remove it; 1 if there is none."""
     if not (folder / "etc/slurm.conf").exists():
         print(f"{folder}: no cluster of the demo is there", file=sys.stderr)
         return 1
@@ -92,7 +92,7 @@ def stop(folder: Path) -> int:
 
 
 def left(lab: Lab) -> list[Path]:
-    """Where to look after a failure: what is there of it."""
+    """The files to read after a failure, as far as they exist."""
     there = [lab.lab / "log", *sorted(lab.lab.glob("nodes/*/state"))]
     return [one for one in there if one.exists()] or [lab.lab]
 
@@ -134,7 +134,7 @@ def story(lab: Lab) -> None:
     until(lambda: "COMPLETED" in lab.run(*ended.split(), str(moved)), "accounting")
     show(lab, "sacct", "-X", "-D", "-j", str(moved), "-o", "JobID,State,NodeList")
 
-    say("4. n2 climbs the ladder by itself: level 3, a reboot; the GPU stays away, and so this is a human's")
+    say("4. n2 climbs the ladder by itself: level 3, a reboot; the GPU stays lost, so an admin must act")
     lab.until_reason("n2", "next=RMA")
     until(lambda: lab.rows("n2", "SELECT 1 FROM step WHERE bundle != ''"), "the evidence")
     show(lab, *NODES)
@@ -151,7 +151,7 @@ def story(lab: Lab) -> None:
     until(lambda: lab.state("n3") == "IDLE" and "reset pass" in lab.node("n3"), "n3 back in service", 90)
     print("n3 is back:", lab.node("n3").partition(" Extra=")[2].strip())
 
-    say("6. An admin asks n1 to prove itself")
+    say("6. An admin asks for a test of n1")
     print("$ gpuhealth-escalate n1", flush=True)
     env = {**lab.env, "GPUHEALTH_CONFIG": str(lab.config), "SLURMD_NODENAME": "n1"}
     subprocess.run([str(BIN / "gpuhealth-escalate"), "n1"], env=env, timeout=120, check=True)
@@ -167,7 +167,7 @@ def story(lab: Lab) -> None:
 
 
 def explained(lab: Lab) -> str:
-    """`gpuhealth jobs`, up to date."""
+    """The output of `gpuhealth jobs` after a new correlation."""
     lab.gpuhealth("n1", "correlate")
     return lab.gpuhealth("n1", "jobs")
 

@@ -1,7 +1,7 @@
-"""`make hardware`: what we read on a machine with an NVIDIA GPU, against `nvidia-smi -q -x`. Needs no Slurm.
+"""`make hardware`: compares what we read on a machine with an NVIDIA GPU with `nvidia-smi -q -x`. Needs no Slurm.
 
-Prints a table and writes hardware-report.txt, to attach to a bug report. LEVELS=1,2 runs only those of DCGM: level 4
-takes an hour or more. Without a GPU it says so and ends with 0; it ends with 1 where the two readings differ.
+Prints a table and writes hardware-report.txt, to attach to a bug report. LEVELS=1,2 runs only those DCGM levels: level
+4 takes an hour or more. Exits with 1 if the two readings differ. Without a GPU it says so and exits with 0.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ PLAIN = {  # our key → its place in nvidia-smi's document
 }
 ROWS = ("corr", "unc", "pending", "failure")
 MOVING = {"temperature": 3, "utilization": 100, "reasons": 1 << 16, "pstate": 16}
-"""What may differ between two readings of one second, and by how much."""
+"""The values that may differ between two readings within one second, and by how much."""
 TEXTS = ("serial", "name", "vbios")
 
 
 def compare(reading, document):
-    """(GPU, field, ours, nvidia-smi's, verdict) for each field: "same", "DIFFERS", "moves", or who alone has it."""
+    """(GPU, field, ours, nvidia-smi's, verdict) for each field: "same", "DIFFERS", "moves", or which side has it."""
     root = ElementTree.fromstring(document)  # noqa: S314 - of NVIDIA's own program, which root runs anyway
     yield _row("node", "driver", reading["driver"], root.findtext("driver_version"))
     theirs = {gpu.findtext("uuid"): gpu for gpu in root.findall("gpu")}
@@ -66,7 +66,7 @@ def compare(reading, document):
 
 
 def fields(gpu):
-    """nvidia-smi's values under our names and in our units; what it has no value for is left out."""
+    """nvidia-smi's values under our names and in our units, without fields that have no value."""
     found = {key: _value(gpu.findtext(place), key in TEXTS) for key, place in PLAIN.items()}
     found["pci"] = pci_address(gpu.findtext("pci/pci_bus_id"))
     state = gpu.findtext("performance_state")
@@ -88,7 +88,7 @@ def fields(gpu):
 
 
 def _value(text, as_text=False):
-    """`34 C` → 34, `16x` → 16, `Enabled` → 1; the text itself where it is no number."""
+    """`34 C` → 34, `16x` → 16, `Enabled` → 1; the text itself if it is not a number."""
     text = text.strip() if text else text
     if text in NO:
         return None
@@ -137,7 +137,7 @@ def main():
 
 
 class Report:
-    """Lines to the screen and into the file."""
+    """Writes lines to the screen and into the file."""
 
     path = os.path.join(ROOT, "hardware-report.txt")
 
@@ -156,7 +156,7 @@ class Report:
 
 
 def kernel_log(report):
-    """What the kernel log says of GPUs since the boot."""
+    """What the kernel log says about GPUs since the boot."""
     from slurm_gpuhealth.evidence import kernel
 
     look = kernel.collect("/dev/kmsg", None, "", time.time())
@@ -166,7 +166,7 @@ def kernel_log(report):
 
 
 def cpu(report, runs=10):
-    """CPU of one NVML reading, judged, over that of a Python that does nothing."""
+    """CPU time of reading and judging NVML once, compared with a Python that does nothing."""
     program = (
         f"import sys; sys.path.insert(0, {ROOT!r})\n"
         "from slurm_gpuhealth.evidence import nvml\nfrom slurm_gpuhealth.config.settings import Settings\n"
@@ -183,7 +183,7 @@ def cpu(report, runs=10):
 
 
 def levels(report, settings):
-    """DCGM's levels, where a host engine answers."""
+    """DCGM's levels, if a host engine answers."""
     from slurm_gpuhealth.diagnose import diagnose, engine
 
     if not os.access(settings.dcgm.dcgmi, os.X_OK) or not engine.answers(settings.dcgm.host):

@@ -1,4 +1,4 @@
-"""What happens on a modelled cluster, between programs of ours and in the middle of them."""
+"""Events on a modelled cluster, between our programs' calls and in the middle of them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def silent_and_drained(world, node, step=0):
     world.due.append((world.now + 30, node, lambda one: drain(world, one)))
 
 
-silent.anywhere = silent_and_drained.anywhere = True  # also between a look and an order: that fails
+silent.anywhere = silent_and_drained.anywhere = True  # also between a check and an order: the order then fails
 
 
 def forget(world, node, step=0):
@@ -133,7 +133,7 @@ def take_over(world, node, step=0):
 
 
 def left_over(world, node, step=0):
-    """A text in Comment that an earlier take-over has left there."""
+    """A text that an earlier take-over has left in Comment."""
     if not node.record.ours:
         node.comment = remark.write_said(node.comment, replace(remark.read_said(node.comment), was="fan, JD"))
 
@@ -154,7 +154,7 @@ def slurms(text):
 
 
 def no_answer(world, node, step=0):
-    """slurmd was silent for too long, and is back."""
+    """slurmd was silent for too long and is back now."""
     if node.base != "DOWN":
         node.touched = True
         world.set_down(node, node.reason or "Not responding", "slurm")
@@ -196,7 +196,7 @@ def boots(world, node, step=0):
 
 
 def asks_again(world, node, step=0):
-    """`gpuhealth-escalate` of a node that we hold, on an admin's host."""
+    """`gpuhealth-escalate`, run on an admin's host, for a node that we hold."""
     if node.record.ours:
         request = ask.Request("L3", by="alice")
         with contextlib.suppress(ask.Unchanged, control.SlurmError):
@@ -204,7 +204,7 @@ def asks_again(world, node, step=0):
 
 
 def does_it(world, node, step=0):
-    """Somebody does by hand what the reason asks for; what does not show, he says by asking for a test."""
+    """An admin does by hand what the reason asks for. If that leaves no trace, the admin asks for a test afterwards."""
     ours = node.record.ours
     if ours and ours.state == "manual" and ours.rung == "reboot":
         boots(world, node)
@@ -214,7 +214,7 @@ def does_it(world, node, step=0):
 
 
 def gone(node):
-    """An admin has his own way with the node: what we hold it for is no news any more."""
+    """An admin takes charge of the node: the faults that we hold it for are known from now on."""
     node.touched = True
     if node.record.ours:
         node.acks += 1

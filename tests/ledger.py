@@ -1,4 +1,4 @@
-"""A cluster's past, told bit by bit: what its nodes ship, and what stand-ins of Slurm's programs answer.
+"""A cluster's past, part by part: what its nodes ship, and what stand-ins for Slurm's programs answer.
 
 ledger = Ledger(folder, store)      # the same past for each seed, whatever the store
 ledger.tell(3)                      # the third ten minutes: findings and jobs that ended
@@ -26,7 +26,7 @@ JOBS, FINDINGS = 100, 40
 NODES = [f"n{number}" for number in range(1, 41)]
 LEMON = "n1"
 TELLING = (LEMON, "n2")
-"""The nodes that ship: as many processes are started for each part."""
+"""The nodes that ship: one process for each is started in each part."""
 FIELDS = (*sacct.FIELDS, *sacct.HOSTILE)
 SACCT = """\
 #!/bin/sh
@@ -94,11 +94,11 @@ class Ledger:
         return Paths(state=f"{folder}/{name}/state", run=f"{folder}/{name}/run", proc=f"{folder}/proc")
 
     def now(self, part: int) -> float:
-        """When all of the part has ended."""
+        """The time at which everything in the part has ended."""
         return self.begin + (part + 1) * SPAN
 
     def tell(self, part: int) -> None:
-        """Write down what happened in the part, and ship it; what can't be shipped now waits."""
+        """Record what happened in the part and ship it; records that can't be shipped now wait."""
         start = self.begin + part * SPAN
         jobs: dict[str, list[tuple[object, ...]]] = {name: [] for name in TELLING}
         ends = sorted(start + self.random.randrange(1, SPAN) for _ in range(JOBS))
@@ -112,13 +112,13 @@ class Ledger:
             file.write("".join(rows))
 
     def ship(self) -> bool:
-        """Whether nothing waits any more."""
+        """Whether no record waits any more."""
         for name, one in self.nodes.items():
             ship.ship(one, self.journals[name], name, 20)
         return all(journal.one("SELECT count(*) FROM outbox") == (0,) for journal in self.journals.values())
 
     def _job(self, end: float, jobs: dict[str, list[tuple[object, ...]]]) -> str:
-        """A row of accounting; what the job's nodes wrote of it is added to `jobs`."""
+        """A row of accounting. What the job's nodes wrote about the job is added to `jobs`."""
         chance, self.job = self.random, self.job + 1
         nodes = chance.sample(NODES, chance.choice((1, 1, 1, 2)))
         user, start = f"u{chance.randrange(10)}", end - chance.randrange(30, 500)

@@ -1,8 +1,8 @@
 """A modelled cluster on which the real programs run: slurmctld, nodes with faults, virtual time.
 
-It stands in for `slurm.control`, the sources, the rungs' own work and the clock; the journal, the locks and all that
-decides are real. A program is one call; what comes between is injected at its steps, which are its calls to Slurm, its
-looks, sleeps and journal writes: a kill at any of them, what others do at those that read.
+It replaces `slurm.control`, the sources, the rungs' own work and the clock; the journal, the locks and all deciding
+code are real. A program is one call. Its steps are its calls to Slurm, checks, sleeps and journal writes. Events are
+injected at these steps: a kill at any step, actions of others at steps that read.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ POLICY = (
 )
 
 PARSE = functools.lru_cache(10000)(reasons.parse)
-"""It is pure, and a third of the time of a history."""
+"""Cached: it is pure and takes a third of a history's time."""
 ENDLESS = 3000
 """Steps of one program; a climb to the end takes some hundreds."""
 CLIMB = worker.climb
 
 
 class Killed(BaseException):
-    """`kill -9`: from here on the program does nothing any more."""
+    """`kill -9`: the program does nothing more from here on."""
 
 
 class Process:
@@ -60,15 +60,15 @@ class Cluster(Slurmctld):
         self.now, self.down_until = BEGIN, 0.0
         self.nodes = {f"n{i}": node(f"n{i}", one) for i, one in enumerate(settings, 1)}
         self.workers: deque[str] = deque()
-        """Nodes whose check has started one."""
+        """Nodes whose check has started a worker."""
         self.said: list[str] = []
         self.broken: list[str] = []
-        """What must never be, as sentences."""
+        """Broken rules, as sentences."""
 
     # ---- programs
 
     def run(self, node: Node, name: str, body, plan=()) -> Process:
-        """One program of ours on the node, to its end, however that comes; then the workers that it started."""
+        """Runs one of our programs on the node until it ends or is killed, then the workers that it started."""
         process = Process(node, name, plan)
         self.running.append(process)
         before = os.environ.get("SLURMD_NODENAME")
@@ -87,7 +87,7 @@ class Cluster(Slurmctld):
         return process
 
     def check(self, node: Node, plan=(), worker_plan=()) -> None:
-        """The health check, and the worker that it may start."""
+        """The health check and the worker that it may start."""
         self.run(node, "check", check.check, plan)
         while self.workers:
             name = self.workers.popleft()
@@ -103,7 +103,7 @@ class Cluster(Slurmctld):
         )
 
     def step(self, kind: str) -> Process | None:
-        """One step of the program that runs: what was planned for it happens now."""
+        """One step of the running program: the event planned for this step happens now."""
         process = self.running[-1] if self.running else None
         if process is None:
             return None
@@ -180,7 +180,7 @@ class Cluster(Slurmctld):
         return found, True, {}
 
     def rung(self, climb) -> Result:
-        """A rung's own work: it takes a while, mends what it can, and sees what is there."""
+        """A rung's own work: it takes some time, mends what it can, and sees the remaining faults."""
         node = self.nodes[climb.node]
         for _ in range(2):
             time.sleep(climb.seconds / 3)
@@ -193,7 +193,7 @@ class Cluster(Slurmctld):
         if climb.rung == "RMA":
             return Result("fail", "gathered", bundle="/b/rma.tar.gz")
         if plan == "together":
-            return Result("fail", "2 GPUs fail together, and none of them alone")
+            return Result("fail", "2 GPUs fail together, but none of them alone")
         self.mend(node, climb.rung)
         return self.levels(climb, 3, broken=plan == "fail")
 
@@ -266,7 +266,7 @@ class Cluster(Slurmctld):
                 setattr(where, name, value)
 
     def _climb(self, settings, journal, name: str) -> None:
-        """The real one; two at once are never."""
+        """The real function; two must never run at once."""
         node = self.nodes[name]
         node.climbing += 1
         if node.climbing > 1:

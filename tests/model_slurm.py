@@ -1,4 +1,4 @@
-"""slurmctld modelled, as measured on 22.05.8, and nodes as it keeps them and as they are."""
+"""A model of slurmctld, as measured on 22.05.8, and of nodes: slurmctld's record of them and their true state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BOOT, RESUME_TIMEOUT = 120.0, 600.0
 
 
 class Node:
-    """A node as slurmctld keeps it, and as it is."""
+    """A node: slurmctld's record of it and its true state."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name, self.settings = name, settings
@@ -34,7 +34,7 @@ class Node:
         self.comment = self.extra = SITE
         self.job = 0
         self.down_by = ""
-        """Who made it DOWN: `reboot` is ours."""
+        """Who set it DOWN; `reboot`: we did."""
         self.boots = self.reboots = self.boot_time = 0
         self.returns = True
         """Whether it comes back from a reboot."""
@@ -45,21 +45,21 @@ class Node:
         self.read: set[tuple[int, int, str]] = set()
         """(boot, line, Xid): what our programs have read of it."""
         self.weak = ""
-        """What only a test sees: the rung that mends it."""
+        """A fault that only a test sees: the rung that mends it."""
         self.blind = False
         self.plans: deque[str] = deque()
-        """What becomes of the next rungs, otherwise than faults say: `untested`, `fail`, `together`, `raise`."""
+        """Results of the next rungs, whatever the faults: `untested`, `fail`, `together`, `raise`."""
         self.climbing = 0
         self.seen: set[str] = set()
-        """Standing faults that the last look saw."""
+        """Standing faults that the last check saw."""
         self.proven = False
         """Whether the last test passed."""
         self.looked = True
-        """Whether all was looked at since then."""
+        """Whether every source was read since then."""
         self.forget()
 
     def forget(self) -> None:
-        """The journal is gone."""
+        """The journal is lost."""
         self.journal = Steps(self)
         self.seen = set()
 
@@ -78,7 +78,7 @@ class Node:
 
 
 class Steps(Journal):
-    """A journal in memory each of whose writes is a step."""
+    """A journal in memory; each write is a step."""
 
     world: Any
 
@@ -94,13 +94,13 @@ class Steps(Journal):
         return super().write(sql, *values)
 
     def settled(self) -> None:
-        """Nothing is noted: the model's kernel log has a cursor of its own."""
+        """Does nothing: the model's kernel log has its own cursor."""
 
     world = SimpleNamespace(step=lambda kind: None)  # type: ignore[assignment]
 
 
 class Slurmctld:
-    """What `slurm.control` asks it. `Cluster` has the nodes, the time, and who asks."""
+    """The calls of `slurm.control`. `Cluster` has the nodes, the time, and who calls."""
 
     now: float
     down_until: float
@@ -111,19 +111,19 @@ class Slurmctld:
 
     def __init__(self, on_write=lambda *_: None) -> None:
         self.on_write = on_write
-        """Told (cluster, node, verb, text) of each change that we order, before it."""
+        """Called with (cluster, node, verb, text) before each change that we order."""
         self.started = 0.0
         self.rows: dict[tuple[str, float], Event] = {}
         """slurmdbd's record of who was out of service."""
         self.running: list[Any] = []
         self.due: list[tuple[float, Node, Any]] = []
-        """(time, node, what): what happens by itself."""
+        """(time, node, what): events that happen by themselves."""
         self.asked = 0
-        """Questions and orders."""
+        """The number of questions and orders."""
         self.orders: list[str] = []
         """What we ordered, for people."""
         self.texts: list[str] = []
-        """Each reason that a node has had."""
+        """Every reason that a node has had."""
 
     def ask(self, kind: str) -> Any:
         self.now += 0.01
@@ -191,7 +191,7 @@ class Slurmctld:
         return self.now - self.started
 
     def events(self, slurm, names) -> list[Event]:
-        """As on 22.05.8: a row for each `State=` with a reason, none for a `Reason=` alone; of one second one."""
+        """As on 22.05.8: a row for each `State=` with a reason, none for a `Reason=` alone; at most one per second."""
         return sorted((row for row in self.rows.values() if row.node in names), key=lambda row: row.start)
 
     def put_out(self, slurm, name: str, state: str, text: str) -> None:
@@ -199,7 +199,7 @@ class Slurmctld:
         self.order("put_out", name, f"{state} {text}", lambda node: put[state](node, text))
 
     def note(self, node: Node, state: str = "", text: str = "") -> None:
-        """slurmdbd's rows: the open one ends, and another begins."""
+        """In slurmdbd, the open row ends and another begins."""
         now = float(int(self.now))
         for key, row in self.rows.items():
             if row.node == node.name and not row.end:
@@ -213,7 +213,7 @@ class Slurmctld:
         self.note(node, "FAIL", text)
 
     def set_text_of(self, node: Node, text: str) -> None:
-        """On a node in service it is dropped; the same text keeps its time."""
+        """slurmctld drops the reason of a node in service; a reason with the same text keeps its time."""
         if (node.flags & {"DRAIN", "FAIL"} or node.base == "DOWN") and text and text != node.reason:
             node.reason, node.reason_time = text, int(self.now)
             self.texts.append(text)
@@ -258,7 +258,7 @@ class Slurmctld:
             self.due.append((self.now + BOOT, node, self.boot))
 
     def boot(self, node: Node) -> None:
-        """The machine boots: what runs on it dies."""
+        """The machine boots: everything that runs on it dies."""
         for process in self.running:
             process.dead = process.dead or process.node is node
         node.boots += 1

@@ -1,4 +1,4 @@
-"""A PostgreSQL of the tests' own: really started, as the user `postgres`, with TLS; stopped by its pid."""
+"""A PostgreSQL for the tests: a real server, run as the user `postgres`, with TLS; stopped by its pid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.daemons import Daemons, free_ports, until
 BIN = max(Path("/usr/lib/postgresql").glob("*/bin"), default=Path("/usr/lib/postgresql/15/bin"))
 AS = ("/usr/bin/setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
 NODES = "gpuhealth_node"
-"""The role that nodes ship with."""
+"""The role that nodes use to ship."""
 SECRET = "s3cret"  # noqa: S105
 
 
@@ -40,7 +40,7 @@ class Postgresql:
         self.certificate = shutil.copy(self.data / "server.crt", folder / "root.crt")
         with (self.data / "postgresql.conf").open("a") as file:
             file.write(f"port = {self.port}\nlisten_addresses = 'localhost'\nssl = on\nunix_socket_directories = ''\n")
-        # Over the network only with TLS.
+        # Network connections only with TLS.
         (self.data / "pg_hba.conf").write_text("hostssl all all all scram-sha-256\n")
         self.passwords = folder / "pgpass"
         self.passwords.write_text(f"*:*:*:postgres:owner\n*:*:*:{NODES}:{SECRET}\n")
@@ -73,7 +73,7 @@ class Postgresql:
         return psycopg.connect(self.url(user), passfile=str(self.passwords), connect_timeout=5, autocommit=True)
 
     def store(self) -> tuple[Store, Store]:
-        """An empty database with our tables: as the controller uses it, and as nodes do, who may insert and no more."""
+        """An empty database with our tables: the controller's URL, and the nodes' URL, which may only insert."""
         with self.connect() as db:
             db.execute("DROP SCHEMA public CASCADE")
             db.execute("CREATE SCHEMA public")

@@ -1,9 +1,8 @@
 """The long search, `make soak`: new random histories of the ladder, new small worlds of the budget, new odd inputs.
 
-SOAK=1000000 histories (100,000 if nothing is said), or SOAK_MINUTES=60; SEED=N plays those of an earlier search again,
-SOAK_CORES=1 on fewer cores. Each batch has a seed of its own, so that the cores which share them change nothing.
-What it finds is printed as the shortest history that shows it: that becomes a test with a name in
-tests/unit/test_ladder_properties.py.
+SOAK=1000000: number of histories (default 100,000); or SOAK_MINUTES=60. SEED=N repeats an earlier search; SOAK_CORES=1
+uses fewer cores. Each batch has its own seed, so the number of cores does not change the result. A failure is
+printed as the shortest history that shows it; make it a named test in tests/unit/test_ladder_properties.py.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from pathlib import Path
 
 BATCH = 250
-"""Histories to a batch."""
+"""Histories per batch."""
 WORLDS = 10
-"""Small worlds of the budget to a batch."""
+"""Small worlds of the budget per batch."""
 NEWS = 60.0
-"""Seconds between two lines of progress."""
+"""Seconds between two progress lines."""
 
 
 def main() -> int:
@@ -55,7 +54,7 @@ def main() -> int:
 
 
 def odd_inputs(seed: int) -> int:
-    """The unit tests that hypothesis feeds, with many more examples, and new ones: how many fail."""
+    """Runs the hypothesis tests with many more, new examples. Returns how many fail."""
     import xml.etree.ElementTree as xml
 
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +68,7 @@ def odd_inputs(seed: int) -> int:
 
 
 def batch(seed: int, number: int, count: int) -> tuple[int, list[str]]:
-    """Play `count` histories of that batch, to the first that breaks something: how many, and what was found."""
+    """Play up to `count` histories of that batch, until one fails. Returns how many were played, and the failure."""
     from hypothesis import HealthCheck, Phase, given
     from hypothesis import seed as seeded
     from hypothesis import settings as trials
@@ -98,7 +97,7 @@ def batch(seed: int, number: int, count: int) -> tuple[int, list[str]]:
 
         try:
             search()
-        except Exception as error:  # of the shortest history, which was played last
+        except Exception as error:  # from the shortest history, which was played last
             finds.append(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}\n    history = {last!r}")
     for world in range(WORLDS * number, WORLDS * (number + 1)):
         broken = model.breaks(f"{seed}/{world}")

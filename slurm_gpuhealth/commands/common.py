@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 def settings_of(node: str) -> Settings:
-    """The configuration; a click error with each problem when it is broken."""
+    """The configuration. If it is broken: a click error that names each problem."""
     from slurm_gpuhealth.config.load import load
     from slurm_gpuhealth.config.settings import ConfigError
 
@@ -43,14 +43,14 @@ def open_node(node: str) -> tuple[Settings, Journal]:
     settings = settings_of(node)
     if not os.access(settings.paths.state, os.R_OK | os.X_OK) and not os.path.exists(settings.paths.run):
         raise click.ClickException(
-            f"no journal that you may read in {settings.paths.state}: be root, on the node, after its first check"
-            " (--node NAME if Slurm knows this host by another name)"
+            f"no readable journal in {settings.paths.state}: run this as root on the node, after its first health check"
+            " (if Slurm has another name for this host: gpuhealth --node NAME)"
         )
     return settings, open_journal(settings.paths)
 
 
 def own_journal(settings: Settings) -> Journal | None:
-    """The journal of the node that this host is, for root; None elsewhere."""
+    """This host's journal, if we are root and there is one."""
     from slurm_gpuhealth.node.journal import open_journal
 
     there = os.path.join(settings.paths.state, "journal.db")
@@ -59,7 +59,7 @@ def own_journal(settings: Settings) -> Journal | None:
 
 @contextlib.contextmanager
 def store(node: str) -> Iterator[Connection]:
-    """The cluster's record, to be read; a click error where there is none that we may read."""
+    """The cluster's record, opened for reading; a click error if there is none or we may not read it."""
     from sqlalchemy.exc import SQLAlchemyError
 
     from slurm_gpuhealth.store import open as opening
@@ -67,7 +67,7 @@ def store(node: str) -> Iterator[Connection]:
     settings = settings_of(node)
     if not settings.store.url.startswith("postgresql:") and not os.path.exists(settings.store.database):
         raise click.ClickException(
-            f"no cluster's record that you may read in {settings.store.database}: be root, on the controller, after"
+            f"no readable cluster record in {settings.store.database}: run this as root on the controller, once"
             " gpuhealth correlate has run there"
         )
     try:
@@ -80,7 +80,7 @@ def store(node: str) -> Iterator[Connection]:
 
 
 def may_read(node: str) -> Callable[[str], bool]:
-    """Whether who asks may see the lines of a user's logs: root, that user, or Slurm's operators (sudo names who)."""
+    """Tells whose logs the caller may see: root and Slurm's operators all, others their own. sudo names the caller."""
     from slurm_gpuhealth import child
 
     asks = os.environ.get("SUDO_USER") if os.geteuid() == 0 else None
@@ -97,7 +97,7 @@ def may_read(node: str) -> Callable[[str], bool]:
 
 
 def findings(journal: Journal, where: str, *values: Any) -> list[dict[str, Any]]:
-    """Rows of the finding table as JSON has them, newest first. `where` is SQL of ours, `values` fill its marks."""
+    """Rows of the finding table as JSON has them, newest first. `where` is our own SQL, `values` its parameters."""
     names = [name.strip() for name in COLUMNS.split(",")]
     rows = journal.rows(f"SELECT {COLUMNS} FROM finding WHERE {where} ORDER BY seen DESC, id DESC", *values)  # noqa: S608
     found = [dict(zip(names, row)) for row in rows]
@@ -125,7 +125,7 @@ def show_findings(found: Iterable[dict[str, Any]]) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns as wide as they must be; the last one runs on. Control characters are shown as `?`."""
+    """Columns as wide as their widest cell; the last one is not padded."""
     cells = [[safe(str(cell)) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header) - 1)]
     for row in cells:
@@ -133,7 +133,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def safe(text: str) -> str:
-    """Reasons and names come from others: control characters are shown as `?`, never sent."""
+    """`text` with `?` for each control character: reasons and names are written by others."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

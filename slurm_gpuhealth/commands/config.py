@@ -60,7 +60,7 @@ def _problems(path: str, node: str | None) -> list[Problem]:
     files: list[tuple[Path, str]] = [(("dcgm", "config"), settings.dcgm.config)]
     files += [(("dcgm", "model", index, "config"), row.config) for index, row in enumerate(settings.dcgm.model)]
     for place, file in files:
-        # A model's file may be on the nodes that have the model alone.
+        # A model's file may exist only on the nodes that have this model.
         refused = models.refused(file) if len(place) == 2 or os.path.exists(file) else ""
         if refused:
             problems.append(Problem(path, line_of(lines, place), dotted(place), refused))
@@ -69,10 +69,10 @@ def _problems(path: str, node: str | None) -> list[Problem]:
 
 @config.command()
 @click.option("--changed", is_flag=True, help="Only what the file sets.")
-@click.option("--json", "as_json", is_flag=True, help="One object: key → value and where it is from.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: each key, its value and its origin.")
 @click.pass_obj
 def show(node: str | None, changed: bool, as_json: bool) -> None:
-    """The settings in force. Where each is from stands beside it: the file and line, or the default."""
+    """Show the settings in force, and where each comes from: file and line, or the default."""
     path = os.path.abspath(configuration.config_path())
     try:
         settings = configuration.build(parse(path), path, node)
@@ -98,7 +98,7 @@ PASSWORD = re.compile(r"(://[^/@:]*:)[^/@]*@")
 
 
 def _fields(value: Any, where: Path = ()) -> Iterator[tuple[Path, str, Any]]:
-    """Each setting as (place, kind, value); rows of the policy are one each."""
+    """Each setting as (place, kind, value); a policy row is one setting."""
     for key, kind in type(value).__annotations__.items():
         one = getattr(value, key)
         if hasattr(one, "__dict__"):
@@ -120,7 +120,7 @@ def _origin(where: Path, lines: dict[Path, int], path: str, own: int) -> str:
 
 
 def written(kind: str, value: Any) -> str:
-    """`value` as it stands in the file."""
+    """`value` as the file has it."""
     if kind == "Seconds":
         unit, size = next(((u, s) for u, s in reversed(UNITS.items()) if value and value % s == 0), ("s", 1.0))
         return f'"{value / size:g}{unit}"'

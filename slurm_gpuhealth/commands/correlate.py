@@ -1,4 +1,4 @@
-"""gpuhealth correlate: brings the cluster's record up to date, judges what is new, and acts where it is told to."""
+"""gpuhealth correlate: updates the cluster's record, judges what is new, and takes the actions that are turned on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.controller.run import Done
 
 HANGS = 3600.0
-"""Seconds after which a run hangs, on a shared directory most likely: even a first one over weeks takes minutes."""
+"""A run that is older than this many seconds hangs, most likely on a shared directory: a first run takes minutes."""
 
 
 @click.command()
@@ -26,13 +26,13 @@ HANGS = 3600.0
 @click.option("--json", "as_json", is_flag=True, help="What was done, as one JSON object.")
 @click.pass_obj
 def correlate(node: str, wait: bool, no_actions: bool, as_json: bool) -> None:
-    """Judge the failed jobs and suspect nodes that are new since the last run, as root on the controller.
+    """Judge the jobs that failed since the last run, and find suspect nodes. Run it as root on the controller.
 
-    From a systemd timer each minute, or as EpilogSlurmctld. If another run is active,
-    this one exits with 0, for up to an hour.
+    Start it from a systemd timer each minute, or as EpilogSlurmctld. If another run is active, this one does nothing
+    and exits with 0; with 1 if the other run began more than an hour ago, because then it hangs.
     """
     if os.geteuid() != 0:
-        raise click.ClickException("only root, on the controller: it reads every job's record")
+        raise click.ClickException("run this as root on the controller: it reads the records of all jobs")
     settings = common.settings_of(node)
     turn = lock.take(settings, "correlate", time.monotonic() + (300 if wait else 0), real=True)
     if turn is None:
@@ -49,25 +49,25 @@ def correlate(node: str, wait: bool, no_actions: bool, as_json: bool) -> None:
         click.echo(json.dumps(done.__dict__))
         return
     click.echo(
-        f"{done.taken} records of nodes and {done.attempts} attempts taken in; {done.judged} failed attempts judged,"
-        f" {done.rescored} anew; {done.suspects} suspect nodes"
+        f"read {done.taken} node records and {done.attempts} attempts; judged {done.judged} failed attempts,"
+        f" and {done.rescored} earlier ones again; {done.suspects} suspect nodes"
     )
 
 
 def _another(settings: Settings) -> None:
-    """Another run is at it; a click error when it has been for so long that it hangs, and nothing is judged."""
+    """Say that another run is active; a click error if it hangs: then nothing is judged."""
     try:
         since = os.stat(os.path.join(settings.paths.run, "correlate.lock")).st_mtime
     except OSError:
         since = time.time()
     if time.time() - since > HANGS:
-        told = f"another run is at it, which began {common.ago(time.time(), since)}: it hangs"
+        told = f"another run began {common.ago(time.time(), since)} and hangs"
         raise click.ClickException(f"{told}; look at it: ps -eo pid,etime,wchan:20,args | grep correlate")
-    click.echo("another run is at it", err=True)
+    click.echo("another run is active", err=True)
 
 
 def _once(settings: Settings, act: bool) -> Done:
-    """A run. Imported here: of a hundred jobs that end together, ninety-nine only find that another is at it."""
+    """One run. It imports here: if a hundred jobs end together, ninety-nine calls only find another run active."""
     from sqlalchemy.exc import SQLAlchemyError
 
     from slurm_gpuhealth.controller import run

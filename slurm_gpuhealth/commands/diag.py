@@ -26,13 +26,13 @@ def diag() -> None:
 
 @diag.command()
 @click.argument("file", type=click.File("rb"), required=False)
-@click.option("--gpu", metavar="MODEL", help="The GPU model, as in nvidia-smi -L, for [[dcgm.model]]; with FILE.")
+@click.option("--gpu", metavar="MODEL", help="With FILE: the GPU model, as nvidia-smi -L names it, for [[dcgm.model]].")
 @click.pass_obj
 def plan(node: str, file: BinaryIO | None, gpu: str | None) -> None:
-    """Say which tests of each level DCGM runs on this node's GPUs, which not, and why. Exit 1 if a level can't pass.
+    """Show which tests DCGM runs at each level on this node's GPUs, which it does not run, and why.
 
-    From the node's last runs; or from FILE (`-`: standard input), printed by `dcgmi diag -r 4 -j` with the -c or -p of
-    [dcgm].
+    It reads the node's last runs, or FILE (`-`: standard input): the output of `dcgmi diag -r 4 -j`, run with the -c or
+    -p that [dcgm] has. Exit 1 if a level can't pass.
     """
     from slurm_gpuhealth.commands.common import open_node, settings_of
     from slurm_gpuhealth.diagnose import models
@@ -74,11 +74,13 @@ def _level(level: Level, gpu: str) -> Iterator[str]:
 
 @diag.command()
 @click.argument("file", type=click.File("rb"))
-@click.option("--exit-code", type=int, metavar="N", help="dcgmi's exit code, where known: 205 tells of an ISOLATE.")
-@click.option("--level", type=click.IntRange(1, 4), help="The run level asked for: a missing test is then no pass.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, kept stable.")
+@click.option("--exit-code", type=int, metavar="N", help="dcgmi's exit code, if known: 205 means an ISOLATE error.")
+@click.option(
+    "--level", type=click.IntRange(1, 4), help="The run level that was asked for: a missing test then does not pass."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object; its keys stay the same.")
 def show(file: BinaryIO, exit_code: int | None, level: int | None, as_json: bool) -> None:
-    """Say what a diagnostic found. FILE (`-`: standard input): printed by dcgmi diag of DCGM 2 to 4, best with -j."""
+    """Show what a diagnostic found. FILE (`-`: standard input): the output of dcgmi diag, DCGM 2 to 4, best with -j."""
     from slurm_gpuhealth.diagnose.parse import parse
 
     diagnosis = parse(file.read(LIMIT), exit_code, level)
@@ -92,7 +94,7 @@ def show(file: BinaryIO, exit_code: int | None, level: int | None, as_json: bool
 
 
 def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
-    """The stable form, which tools are built on: these keys and no others."""
+    """The stable form that other tools rely on: these keys and no others."""
     return {
         "outcome": diagnosis.outcome,
         "level": diagnosis.level,

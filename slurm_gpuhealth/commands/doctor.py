@@ -15,9 +15,9 @@ from slurm_gpuhealth.frozen import asdict
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def doctor(node: str, as_json: bool) -> None:
-    """Look for what would make gpuhealth, or Slurm, do the wrong thing here. Exit 1 when something must be mended.
+    """Find what would make gpuhealth or Slurm do the wrong thing here; change nothing. Exit 1 if something is wrong.
 
-    Run it as root on a node; on the controller it judges slurm.conf alone.
+    Run it as root on a node. On the controller it checks only slurm.conf and gpuhealth correlate.
     """
     lines = []
     for line in look.examine(node, *settings_or_defaults(node)):

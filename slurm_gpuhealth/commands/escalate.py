@@ -1,4 +1,4 @@
-"""gpuhealth-escalate NODE: have a node prove that it is fit, and follow it until it has, or has not."""
+"""gpuhealth-escalate NODE: have a node test itself, and follow it until the result is known."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.slurm.node import NodeRecord
 
 MOST = 1000
-"""Nodes in one request; the budget lets far fewer through."""
+"""The most nodes in one request; the budget allows far fewer."""
 WORST = ("fit", "asked", "not testable", "not run", "not fit")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("node", required=False)
 @click.option("--level", type=click.Choice(["3", "4"]), default="3", help="DCGM run level [default: 3].")
-@click.option("--through", type=click.Choice(["4"]), help="Go on up to this level although nothing is found.")
+@click.option("--through", type=click.Choice(["4"]), help="Test up to this level even if nothing is found.")
 @click.option("--gpu", type=click.IntRange(0, 9999), metavar="N", help="Only this GPU (its index in nvidia-smi).")
-@click.option("--reason", "text", metavar="TEXT", help="Shown behind your name in the node's reason.")
-@click.option("--take-over", is_flag=True, help="Also a node that an admin has drained; the admin's text is put back.")
-@click.option("--here", is_flag=True, help="This node, as root: it begins at once.")
+@click.option("--reason", "text", metavar="TEXT", help="Shown after your name in the node's reason.")
+@click.option("--take-over", is_flag=True, help="Also test a node that an admin drained; then put the drain back.")
+@click.option("--here", is_flag=True, help="Test this node, as root; the test starts at once.")
 @click.option("--no-wait", is_flag=True, help="Ask, and do not wait for the result.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a node at the end.")
+@click.option("--json", "as_json", is_flag=True, help="At the end, one JSON object per node.")
 def command(
     node: str | None,
     level: str,
@@ -55,18 +55,19 @@ def command(
     no_wait: bool,
     as_json: bool,
 ) -> NoReturn:
-    """Drain NODE politely, have it test itself, and follow it: a good one comes back, a bad one stays drained.
+    """Drain NODE, let its jobs end, have it test itself, and show the progress.
 
-    NODE may be a hostlist, 'n[1-32]': as many as the budget allows are asked. Needs the right to change nodes in Slurm.
+    A good node goes back into service, a bad node stays drained. NODE may be a hostlist, 'n[1-32]'; only as many nodes
+    are tested as the budget allows. Needs the right to change nodes in Slurm.
 
-    Exit 0 fit, 1 not fit, 2 not testable, 3 could not run; of several nodes the worst.
-    After Ctrl-C (130) the node goes on.
+    Exit 0: fit. 1: not fit. 2: not testable. 3: could not run. For several nodes: the worst of these.
+    Ctrl-C (exit 130) ends only the display; the test goes on.
     """
     own = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     if not node and not here:
         raise click.UsageError("which node?")
     if here and (os.geteuid() != 0 or node not in (None, own)):
-        raise click.UsageError(f"--here is for root and for this node, {own} (another name in Slurm: SLURMD_NODENAME)")
+        raise click.UsageError(f"--here is for root, and for this node only: {own} (or set SLURMD_NODENAME)")
     settings, problems = settings_or_defaults(own)
     tell(problems)
     request = asking.Request(f"L{level}", f"L{through}" if through else "", gpu, _who(text), take_over)
@@ -76,7 +77,7 @@ def command(
 
 
 def main() -> None:
-    """click's own exit codes for a wrong call, 1 and 2, mean something else here."""
+    """For a wrong call click exits with 1 or 2, which mean something else here."""
     try:
         command.main(standalone_mode=False)
     except click.ClickException as error:
@@ -87,7 +88,7 @@ def main() -> None:
 
 
 class _Screen:
-    """What is told while it goes on, on stderr: a line for what happens, and on a terminal one that is rewritten."""
+    """Progress on stderr: a line for each event, and on a terminal a last line that is rewritten."""
 
     def __init__(self) -> None:
         self.live = sys.stderr.isatty()
@@ -109,7 +110,7 @@ class _Screen:
 def _run(
     settings: Settings, names: Sequence[str], request: Request, screen: _Screen, here: bool, no_wait: bool
 ) -> list[End]:
-    """Ask and follow; an end for each node. Exits with 130 on Ctrl-C."""
+    """Ask and follow; returns one End for each node. Exits with 130 on Ctrl-C."""
     began = time.time()
     before: dict[str, NodeRecord] = {}
     ends: dict[str, End] = {}
@@ -118,12 +119,12 @@ def _run(
         follow.until_end(settings, before, ends, screen, open_journal(settings.paths) if here else None, no_wait)
     except KeyboardInterrupt:
         left = [name for name in before if name not in ends]
-        unsure = [name for name in names if name not in before and name not in ends][:1]  # its order was under way
+        unsure = [name for name in names if name not in before and name not in ends][:1]  # its order was being sent
         screen.now("")
         which = " ".join(["gpuhealth ladder", *(left + unsure if len(left + unsure) == 1 else [])])
-        who = ", ".join(left + [f"{name} perhaps, its order was under way" for name in unsure])
+        who = ", ".join(left + [f"perhaps {name} (its order was being sent)" for name in unsure])
         click.echo(
-            f"\nNot followed any more; the ladder goes on without you: {common.safe(who) or 'nothing was asked'}\n"
+            f"\nNo longer followed; the ladder goes on without you: {common.safe(who) or 'no node was asked'}\n"
             f"Look again: {which}    End it: gpuhealth ladder cancel NODE",
             err=True,
         )
@@ -133,11 +134,11 @@ def _run(
 
 
 def _as_asked(end: End, request: Request) -> End:
-    """Another's request of the same moment may have taken the place of ours: less than was asked for is no proof."""
+    """Somebody else's request may have replaced ours in the same moment: passing a lower rung is not what we asked."""
     wanted = max(request.rung, request.through, key=asking.rank)
     if end.outcome != "fit" or not end.rung or asking.rank(end.rung) >= asking.rank(wanted):
         return end
-    return replace(end, outcome="not run", message=f"not {wanted} as asked, somebody asked for less: {end.message}")
+    return replace(end, outcome="not run", message=f"{wanted} did not run, somebody else asked for less: {end.message}")
 
 
 def _ask(
@@ -148,7 +149,7 @@ def _ask(
     ends: dict[str, End],
     screen: _Screen,
 ) -> None:
-    """Ask each node: who was asked is in `before`, who was not in `ends`."""
+    """Ask each node. A node that was asked goes to `before`, any other to `ends`."""
     try:
         holds, total = control.holds(settings.slurm, settings.drain.nodes)
     except control.SlurmError as error:
@@ -163,13 +164,12 @@ def _ask(
             ends[name] = End(name, "not run", f"left as it is: {error}")
         except (control.Refused, control.NoProgram) as error:
             ends[name] = End(name, "not run", f"left as it is: {why_not(error)}")
-        except control.ControllerDown as error:  # after an order that was not answered it may be either
+        except control.ControllerDown as error:  # the last order may have been carried out or not
             look = f"look at it later: gpuhealth ladder {name}"
             ends[name] = End(name, "not run", f"slurmctld does not answer: {error}; {look}")
 
 
 def _print(settings: Settings, own: str, ends: Sequence[End], as_json: bool) -> None:
-    """The result of each node."""
     rows = [{**one.__dict__, "exit": one.exit, "advice": _advice(one, own)} for one in ends]
     if as_json:
         for row in rows:
@@ -196,7 +196,7 @@ def _print(settings: Settings, own: str, ends: Sequence[End], as_json: bool) -> 
 
 
 def _advice(end: End, own: str) -> list[str]:
-    """The runbook's steps for what was found: by DCGM's error, else by the reason."""
+    """The runbook's steps for what was found, by DCGM's error if there is one, else by the reason."""
     from slurm_gpuhealth.commands import why
 
     if end.outcome != "not fit":
@@ -208,7 +208,7 @@ def _advice(end: End, own: str) -> list[str]:
 
 
 def _fill(step: str, names: Mapping[str, object]) -> str:
-    """A step of the runbook with what is known here in the place of `NODE`, `PCI`."""
+    """A step of the runbook; what is known here replaces `NODE`, `PCI` and so on."""
     return re.sub(r"\b[A-Z]+\b", lambda word: word[0] if names.get(word[0]) is None else str(names[word[0]]), step)
 
 
@@ -221,12 +221,12 @@ def _names(settings: Settings, text: str) -> list[str]:
     except control.SlurmError as error:
         raise click.ClickException(str(error)) from None
     if not 0 < len(names) <= MOST:
-        raise click.ClickException(f"{text!r} is no hostlist of 1 to {MOST} nodes")
+        raise click.ClickException(f"{text!r} is not a hostlist of 1 to {MOST} nodes")
     return names
 
 
 def _who(text: str | None) -> str:
-    """Who asks, and what for: what the reason shows as `by=`."""
+    """Who asks, and why: the reason shows it as `by=`."""
     import pwd
 
     name = os.environ.get("SUDO_USER") if os.geteuid() == 0 else None

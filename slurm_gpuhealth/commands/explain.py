@@ -1,4 +1,4 @@
-"""gpuhealth explain: what a job died of, by all that is known of it, or by its log files alone."""
+"""gpuhealth explain: what a job died of, from all that is known about it, or from its log files alone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import click
 
 @click.command()
 @click.argument("what", metavar="[JOBID | FILE...]", nargs=-1)
-@click.option("--log", "by_log", is_flag=True, help="Read FILEs, of one job, alone; - is standard input. No Slurm.")
+@click.option("--log", "by_log", is_flag=True, help="Read only FILEs, the logs of one job; - is standard input.")
 @click.option(
-    "--timeout", type=click.FloatRange(0.1), default=300.0, show_default=True, metavar="SECONDS", help="With --log."
+    "--timeout",
+    type=click.FloatRange(0.1),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Limit for --log.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for an attempt, or for the files.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per attempt, or for the files.")
 @click.pass_obj
 def explain(node: str, what: tuple[str, ...], by_log: bool, timeout: float, as_json: bool) -> None:
-    """What a job died of: gpuhealth explain JOBID, or from its logs alone: gpuhealth explain --log FILE..."""
+    """Explain what a job died of: gpuhealth explain JOBID; from its logs alone: gpuhealth explain --log FILE..."""
     if by_log:
         from slurm_gpuhealth.commands.explain_log import explain_log
 
@@ -24,7 +29,7 @@ def explain(node: str, what: tuple[str, ...], by_log: bool, timeout: float, as_j
         return
     if len(what) != 1 or not what[0].isdecimal() or len(what[0]) > 10:
         raise click.UsageError(
-            "which job? One number; of an array's task its own: sacct -X -j 10_3 -o JobIDRaw. Logs go with --log."
+            "which job? Give one number; a task of an array has its own: sacct -X -j 10_3 -o JobIDRaw. For logs: --log."
         )
     from slurm_gpuhealth.commands.explain_job import explain_job
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def explain_job(node: str, job: int, as_json: bool) -> None:
-    """Print the verdict of each attempt. Raises click.ClickException where there is none, and says why."""
+    """Print the verdict of each attempt. Raises click.ClickException if there is none, and says why."""
     from slurm_gpuhealth.store import judged
 
     with common.store(node) as db:
@@ -24,12 +24,12 @@ def explain_job(node: str, job: int, as_json: bool) -> None:
         actions = judged.actions(db, job)
     if not attempts:
         raise click.ClickException(
-            f"job {job} is not in the store: it has not ended, or gpuhealth correlate has not run since"
-            " (it judges correlate.settle after the end)"
+            f"job {job} is not in the cluster's record: it has not ended, or gpuhealth correlate has not run since"
+            " (it judges a job correlate.settle after its end)"
         )
     may_read = common.may_read(node)
     for one, later in zip(attempts, [*attempts[1:], None]):
-        if later and one["verdict"]:  # what was to be done has been
+        if later and one["verdict"]:  # the advice is out of date: the job ran again
             one["verdict"] = {**one["verdict"], "advice": _ran_again(later, attempts[-1])}
         one["actions"] = [each for each in actions if each["attempt"] == one["attempt"]]
         if not may_read(one["user"]):
@@ -48,7 +48,7 @@ def _print(one: dict[str, Any], attempts: int) -> None:
     say(f"{head} of {one['user']}, {one['name']!r}: {ended}")
     verdict = one["verdict"]
     if verdict is None:
-        say("  It ended well." if one["state"] == "COMPLETED" else "  Not judged yet: gpuhealth correlate does it.")
+        say("  It ended well." if one["state"] == "COMPLETED" else "  Not judged yet: gpuhealth correlate does that.")
         return
     where = words.place(verdict["node"], verdict["gpu"], one["gpu_index"])
     what = words.CAUSE[verdict["cause"]] + (f", {where}" if where else "")
@@ -56,7 +56,7 @@ def _print(one: dict[str, Any], attempts: int) -> None:
         likely = sorted(verdict["masses"].items(), key=lambda each: -each[1])[:2]
         place = {"node": f" {where}".rstrip()}
         odds = " or ".join(f"{words.CAUSE[cause]}{place.get(cause, '')} ({mass:.2f})" for cause, mass in likely)
-        say(f"  What it died of can't be told: {odds or 'nothing speaks for any cause'}.")
+        say(f"  The cause can't be told: {odds or 'there is no evidence for any'}.")
     else:
         say(f"  It died of {what}. Confidence {words.sure(verdict['confidence'])} ({verdict['confidence']:.2f}).")
     supports, against = words.sides(verdict["cause"], verdict["terms"])

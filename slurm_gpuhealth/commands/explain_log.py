@@ -1,4 +1,4 @@
-"""gpuhealth explain --log: what the files of a job say that it died of; no Slurm, no record needed."""
+"""gpuhealth explain --log: what a job died of, from its log files. Needs neither Slurm nor the cluster's record."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 SHOWN = 8
 MEANT = {
     "node": "The log points to hardware. It can't prove it: test the node.",
-    "unknown": "The log does not tell.",
+    "unknown": "The log does not show the cause.",
 }
 
 
 def explain_log(files: tuple[str, ...], timeout: float, as_json: bool) -> None:
-    """Print what the files of one job say; a click error names one that can't be read, or says that time ran out."""
+    """Print what the files of one job say. A click error names an unreadable file, or says that time ran out."""
     try:
         with deadline(timeout):
             for name in files:
@@ -55,10 +55,10 @@ def explain_log(files: tuple[str, ...], timeout: float, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """TimeoutError in what takes longer than that: a huge file, a pipe whose writer is silent."""
+    """Raises TimeoutError in a body that takes longer: a huge file, or a pipe with a silent writer."""
 
     def over(*_: object) -> None:
-        for process in multiprocessing.active_children():  # our own, which read halves of a file
+        for process in multiprocessing.active_children():  # each reads a part of a file
             process.kill()
         raise TimeoutError
 
@@ -72,19 +72,19 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def _refuse_endless(name: str) -> None:
-    """A user's FIFO or device in the place of a log would never end; what the shell made, `<(zcat x.gz)`, does."""
+    """A FIFO or device that a user put in place of a log may never end. The shell's pipes, `<(zcat x.gz)`, do."""
     if name == "-" or name.startswith(("/dev/fd/", "/proc/self/fd/", "/dev/stdin")):
         return
     mode = os.stat(name).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise OSError(errno.EINVAL, "no regular file; of a pipe: cat it into gpuhealth explain --log -", name)
+        raise OSError(errno.EINVAL, "not a regular file; for a pipe: cat it into gpuhealth explain --log -", name)
 
 
 def told(reading: Reading, files: tuple[str, ...]) -> list[str]:
     """A reading for people: verdict, the line it rests on, the victims, what to do."""
     cause = reading.cause
     if cause is None:
-        return ["Nothing in it speaks of a failure: ended well, killed without a word, or the log is cut short."]
+        return ["The log shows no failure: the job ended well, was killed without a message, or the log is cut short."]
     of = words.CAUSE[reading.verdict]
     sure = f"Confidence {words.sure(reading.confidence)} ({reading.confidence:.2f})."
     lines = [MEANT.get(reading.verdict, f"It died of {of}.") + f" {sure}"]
@@ -105,7 +105,7 @@ def told(reading: Reading, files: tuple[str, ...]) -> list[str]:
 
 
 def _line(cited: Cited) -> str:
-    return f"line {cited.line}" if cited.line else "a line after what was not read"
+    return f"line {cited.line}" if cited.line else "a line after a part that was not read"
 
 
 def _place(cited: Cited) -> str:

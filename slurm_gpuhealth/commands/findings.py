@@ -11,12 +11,12 @@ from slurm_gpuhealth.commands import common
 
 
 @click.command()
-@click.option("--since", default="7d", show_default=True, metavar="AGE", help="30min, 6h, 7d.")
-@click.option("--gpu", metavar="GPU", help="Index, UUID or PCI address.")
-@click.option("--source", metavar="NAME", help="xid, sxid, aer, nvml, dcgm, ib, host, site, ...")
-@click.option("--severity", type=click.Choice(["info", "warning", "fault"]), help="This severity and above.")
-@click.option("--job", type=int, help="Seen while this job held the GPU.")
-@click.option("--shadow", is_flag=True, help="Only what would have drained the node if its check were enforced.")
+@click.option("--since", default="7d", show_default=True, metavar="AGE", help="How far back: 30min, 6h, 7d.")
+@click.option("--gpu", metavar="GPU", help="Only this GPU: index, UUID or PCI address.")
+@click.option("--source", metavar="NAME", help="Only this source: xid, sxid, aer, nvml, dcgm, ib, host, site, ...")
+@click.option("--severity", type=click.Choice(["info", "warning", "fault"]), help="Only this severity and above.")
+@click.option("--job", type=int, help="Only what was seen while this job held the GPU.")
+@click.option("--shadow", is_flag=True, help="Only faults that did not drain because of shadow mode.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def findings(
@@ -29,7 +29,7 @@ def findings(
     shadow: bool,
     as_json: bool,
 ) -> None:
-    """What was seen on this node, newest first."""
+    """Show what was seen on this node, newest first."""
     from slurm_gpuhealth.config.kinds import Wrong, scalar
 
     _, journal = common.open_node(node)

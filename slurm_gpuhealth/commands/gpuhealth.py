@@ -13,28 +13,28 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-COMMANDS = {  # name, also of its module here (`import_` where Python has the word) → what `gpuhealth --help` says
+COMMANDS = {  # name of the command and of its module here (`import_` for a Python keyword) → line of `gpuhealth --help`
     "status": "This node: GPUs, findings, hold, last diagnostics.",
     "findings": "What was seen on this node, newest first.",
     "why": "Explain a reason or a finding, and what to do.",
     "resume": "Give back a node that gpuhealth drained.",
-    "undrain": "Give back many nodes at once, and acknowledge why.",
-    "ladder": "Where held nodes stand, and each step; cancel one.",
-    "explain": "What a job died of: by its number, or its log alone.",
+    "undrain": "Give back many nodes at once, and acknowledge the fault.",
+    "ladder": "Where held nodes stand, and each step; cancel a test.",
+    "explain": "What a job died of, from its number or its log alone.",
     "jobs": "The failed jobs, and what they died of.",
-    "lemons": "The nodes that are worse than their peers for their jobs.",
+    "lemons": "The nodes on which more jobs die than on their peers.",
     "correlate": "Judge what is new, on the controller, and act on it.",
-    "import": "Write past jobs and events as replay reads them.",
+    "import": "Write past jobs and events to files for replay.",
     "xid": "Explain an Xid, or decode a kernel log.",
-    "diag": "Read the output of dcgmi diag.",
+    "diag": "Which DCGM tests run here; what dcgmi diag printed.",
     "simulate": "Compare policies on simulated clusters.",
     "replay": "Try the correlator on recorded jobs and events.",
     "config": "Check or show the configuration.",
-    "doctor": "Find what would make gpuhealth, or Slurm, do the wrong thing.",
+    "doctor": "Find what would make gpuhealth or Slurm do the wrong thing.",
 }
 
 CONTROLLER = ("sqlalchemy", "ClusterShell")
-"""Modules that the nodes do without."""
+"""Modules that only the controller needs."""
 
 
 class Lazy(click.Group):
@@ -56,13 +56,13 @@ class Lazy(click.Group):
             name = error.ctx.info_name
             what = f"gpuhealth {name} is about the host that it runs on: run it on that node, as root"
             raise click.UsageError(
-                f"{what} (where Slurm has another name for it: gpuhealth --node NAME {name})"
+                f"{what} (if Slurm has another name for this host: gpuhealth --node NAME {name})"
             ) from None
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in CONTROLLER:
                 raise
-            pip = os.path.join(os.path.dirname(sys.executable), "pip")  # the system's refuses (PEP 668)
-            what = f"it needs {error.name}: {pip} install 'slurm-gpuhealth[controller]'"
+            pip = os.path.join(os.path.dirname(sys.executable), "pip")  # the system's pip refuses (PEP 668)
+            what = f"this command needs {error.name}: {pip} install 'slurm-gpuhealth[controller]'"
             raise click.ClickException(what) from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -1,6 +1,6 @@
-"""gpuhealth import: writes the files of `gpuhealth replay` from accounting, and the cluster's record if there is one.
+"""gpuhealth import: writes files for `gpuhealth replay` from accounting, and the cluster's record if there is one.
 
-JOBS has users and job names in it: the files are for root alone.
+Only root may read the files: JOBS has the names of users and jobs.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     Hide = Callable[[str], str]
 
 HARMLESS = frozenset({"level", "passed", "gpus", "until", "count", "pci"})
-"""What --anonymous leaves of an event's details: the others may name people and programs."""
+"""The details of an event that --anonymous keeps; others may name people and programs."""
 
 LETTERS = str.maketrans("0123456789", "ghijklmnop")
-"""Digits in a name do not tell applications apart: a name's go before it is hashed, and in a hash are none."""
+"""A hash has letters only: the correlator ignores digits in a job's name, and would take two hashes for one name."""
 
 
 def _seconds(_: click.Context, __: click.Parameter, text: str) -> float:
@@ -50,13 +50,13 @@ def _seconds(_: click.Context, __: click.Parameter, text: str) -> float:
 @click.option("--events", metavar="FILE", required=True, help="Where to write what happened to nodes.")
 @click.option("--topology", metavar="FILE", help="Where to write which nodes share a leaf switch.")
 @click.option("--since", metavar="AGE", default="28d", show_default=True, callback=_seconds, help="How far back.")
-@click.option("--anonymous", is_flag=True, help="Users, accounts and names as hashes; no texts of logs and reasons.")
+@click.option("--anonymous", is_flag=True, help="Hash users, accounts and names; leave out logs and admins' reasons.")
 @click.pass_obj
 def import_(node: str, jobs: str, events: str, topology: str | None, since: float, anonymous: bool) -> None:
-    """Write past jobs and events as gpuhealth replay reads them, to try thresholds on one's own history.
+    """Write past jobs and events to files for gpuhealth replay, to try thresholds on your own history.
 
-    From sacct and sacctmgr; where there is a cluster's record also the GPUs of each job, true exit codes, what its log
-    said, and the nodes' findings and tests. A file is there whole, or as it was.
+    They come from sacct and sacctmgr. If there is a cluster record, it adds each job's GPUs, true exit codes and log
+    reading, and the nodes' findings and tests. A file is replaced only when the new one is complete.
     """
     from slurm_gpuhealth.slurm.control import SlurmError
 
@@ -134,7 +134,7 @@ def _write_topology(settings: Settings, path: str) -> str:
 
 
 def _write(path: str, rows: Iterable[dict[str, Any]]) -> int:
-    """One object a line; how many."""
+    """Write one object a line; returns how many."""
     count = 0
     with _replaced(path) as file:
         for row in rows:
@@ -145,7 +145,7 @@ def _write(path: str, rows: Iterable[dict[str, Any]]) -> int:
 
 @contextlib.contextmanager
 def _replaced(path: str) -> Iterator[TextIO]:
-    """A file that takes the place of `path` when it is whole. Raises OSError."""
+    """A file that replaces `path` once it is complete. Raises OSError."""
     folder = os.path.dirname(os.path.abspath(path))
     handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)  # mode 0600
     try:

@@ -14,14 +14,14 @@ from slurm_gpuhealth.outcomes import CAUSES
 
 
 @click.command()
-@click.option("--verdict", type=click.Choice(CAUSES), help="Only those that died of this.")
-@click.option("--since", default="7d", metavar="AGE", help="Ended no longer ago: 12h, 7d [default: 7d].")
-@click.option("--user", metavar="NAME", help="Of this user.")
-@click.option("--node", "on", metavar="NAME", help="That ran on this node.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object an attempt.")
+@click.option("--verdict", type=click.Choice(CAUSES), help="Only jobs with this verdict.")
+@click.option("--since", default="7d", metavar="AGE", help="Only jobs that ended since then: 12h, 7d [default: 7d].")
+@click.option("--user", metavar="NAME", help="Only jobs of this user.")
+@click.option("--node", "on", metavar="NAME", help="Only jobs that ran on this node.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per attempt.")
 @click.pass_obj
 def jobs(node: str, verdict: str | None, since: str, user: str | None, on: str | None, as_json: bool) -> None:
-    """Failed attempts with their verdicts, newest first, and the GPU-hours that they lost."""
+    """Show failed attempts with their verdicts, newest first, and the GPU-hours that they lost."""
     from slurm_gpuhealth.store import judged
 
     with common.store(node) as db:
@@ -29,7 +29,7 @@ def jobs(node: str, verdict: str | None, since: str, user: str | None, on: str |
     if as_json:
         may_read = common.may_read(node)
         for one in found:
-            # In a fingerprint are words of the log.
+            # A fingerprint has words of the log.
             click.echo(json.dumps(one if may_read(one["user"]) else {**one, "fingerprint": ""}))
         return
     common.table(

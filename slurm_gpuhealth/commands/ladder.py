@@ -1,4 +1,4 @@
-"""gpuhealth ladder: where the nodes that we hold stand, each step that led there, and how to stop the climb."""
+"""gpuhealth ladder: where the nodes that we hold stand, each step so far, and how to stop the climb."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.node.journal import Journal
     from slurm_gpuhealth.slurm.node import NodeRecord
 
-OVER = "in service with a fault, jobs start there, for the budget has no room:"
+OVER = "in service with a fault because the budget has no room, and jobs start there:"
 MOST = 60
-"""Lines of a node's past."""
+"""The most lines of a node's past."""
 STEP = "time, seconds, fact, gpu, uuid, rung, attempt, outcome, follows, test, code, message, bundle"
 FINDING = "time, source, code, gpu, uuid, severity, mode, message, job, cleared"
 DECISION = "time, program, action, reason, result, was, job"
@@ -30,18 +30,18 @@ DECISION = "time, program, action, reason, result, was, job"
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[cancel] [NODE]")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a node.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per node.")
 @click.pass_obj
 def ladder(here: str, words: tuple[str, ...], as_json: bool) -> None:
-    """Where each node that gpuhealth holds stands; of one NODE also its last result and, on it, each step.
+    """Show where each node that gpuhealth holds stands. For one NODE also its last result; on it, as root, each step.
 
-    cancel NODE: what somebody asked for is given back to where it was; a node with a fault stays drained, and nothing
-    more happens to it by itself. Exit 1 when nothing was cancelled.
+    cancel NODE stops its climb. If somebody asked for the test, the node goes back to its state before; a node with a
+    fault stays drained and waits for an admin. Exit 1 when nothing was cancelled.
     """
     cancelling = words[:1] == ("cancel",)
     names = words[cancelling:]
     if len(names) > 1 or (cancelling and not names):
-        raise click.UsageError("one node: gpuhealth ladder [cancel] NODE")
+        raise click.UsageError("name one node: gpuhealth ladder [cancel] NODE")
     settings, problems = settings_or_defaults(here)
     tell(problems)
     try:
@@ -72,7 +72,7 @@ def _cancel(settings: Settings, name: str) -> None:
 def _all(settings: Settings, as_json: bool) -> None:
     held, total = control.holds(settings.slurm, settings.drain.nodes)
     facts = [_facts(settings, control.show_node(settings.slurm, one.node)) for one in held]
-    facts = [one for one in facts if one["state"]]  # a DOWN may still bear our reason, or a hold have ended just now
+    facts = [one for one in facts if one["state"]]  # a DOWN node may still have our reason, or a hold has just ended
     every = control.show_nodes(settings.slurm, settings.drain.nodes)
     waiting = [_facts(settings, one) for one in every if waits.of(one)]
     if as_json:
@@ -116,7 +116,7 @@ def _one(settings: Settings, name: str, here: str, as_json: bool) -> None:
 
 
 def _facts(settings: Settings, record: NodeRecord) -> dict[str, Any]:
-    """One node as JSON has it; `now` is what it does or waits for."""
+    """One node as the JSON has it; `now` is what it does or waits for."""
     ours, last = record.ours, remark.read_result(record.extra)
     facts: dict[str, Any] = {
         "node": record.name,
@@ -139,7 +139,7 @@ def _facts(settings: Settings, record: NodeRecord) -> dict[str, Any]:
 
 
 def _past(journal: Journal, since: float) -> dict[str, list[dict[str, Any]]]:
-    """What the node's journal knows: faults, what was decided on them, the rungs that were climbed."""
+    """What the node's journal knows: faults, the decisions on them, the rungs that ran."""
     asks = {
         "fault": (FINDING, "finding WHERE severity = 'fault' AND seen >= ?"),
         "decision": (DECISION, "decision WHERE time >= ?"),

@@ -1,4 +1,4 @@
-"""gpuhealth lemons: the nodes that have been worse than their peers for the jobs that ran on them."""
+"""gpuhealth lemons: the nodes on which more jobs have died than on their peers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ TESTS = ("L3", "L4", "RMA")
 
 @click.command()
 @click.option(
-    "--above", type=click.FloatRange(0.05, 1), default=0.05, help="Probability to be a lemon [default: 0.05]."
+    "--above",
+    type=click.FloatRange(0.05, 1),
+    default=0.05,
+    help="Only nodes more likely than this to be a lemon [default: 0.05].",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a node.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per node.")
 @click.pass_obj
 def lemons(node: str, above: float, as_json: bool) -> None:
-    """Nodes ranked by suspicion, as of the last gpuhealth correlate: failures seen and expected, and what is due."""
+    """Rank nodes by suspicion, as of the last gpuhealth correlate: failures seen and expected, and what is due."""
     from slurm_gpuhealth.store import judged
 
     with common.store(node) as db:
@@ -42,12 +45,14 @@ def lemons(node: str, above: float, as_json: bool) -> None:
     records = _records(node)
     for name, record in records.items():
         if fault := waits.of(record):
-            click.echo(common.safe(f"{name}: in service with a fault, for the budget has no room: {fault}"))
+            click.echo(common.safe(f"{name}: in service with a fault because the budget has no room: {fault}"))
     if not found:
         told = (
-            f"as of {common.utc(looked)} UTC, {common.ago(time.time(), looked)}" if looked else "nor was one looked at"
+            f"as of {common.utc(looked)} UTC, {common.ago(time.time(), looked)}"
+            if looked
+            else "but none was judged yet"
         )
-        click.echo(f"No node is a lemon with more than {above:.0%}, {told}.")
+        click.echo(f"No node is a lemon with a probability above {above:.0%}, {told}.")
         return
     common.table(
         ("NODE", "LEMON", "FAILURES", "EXPECTED", "USERS", "APPS", "HARD", "GPU", "LAST TEST", "DUE", "WHY"),
@@ -71,7 +76,7 @@ def lemons(node: str, above: float, as_json: bool) -> None:
 
 
 def _records(node: str) -> dict[str, NodeRecord]:
-    """The nodes as Slurm has them; none where it does not answer."""
+    """The nodes as Slurm has them; empty if it does not answer."""
     settings = common.settings_of(node)
     try:
         return {one.name: one for one in control.show_nodes(settings.slurm, settings.drain.nodes)}
@@ -80,13 +85,13 @@ def _records(node: str) -> dict[str, NodeRecord]:
 
 
 def _due(one: Suspicion, record: NodeRecord | None) -> str:
-    """The rung that is asked for, and none where the node is at one already; level 2 the epilog runs, unasked."""
+    """The rung that gpuhealth correlate asks for; a held node's own. Level 2 is not asked for: the epilog runs it."""
     if record and record.ours:
         return f"held: {record.ours.next or record.ours.rung}"
     return one.rung if one.rung in TESTS else "-"
 
 
 def _gpu(shares: Mapping[str, float]) -> str:
-    """The GPU that has most of it, if one has."""
+    """The GPU that has more than half of the suspicion, if there is one."""
     best = max(shares, key=lambda one: shares[one], default="")
     return f"{best} {shares[best]:.0%}" if best and shares[best] > 0.5 else "-"

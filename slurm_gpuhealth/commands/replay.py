@@ -1,4 +1,4 @@
-"""gpuhealth replay: the correlator over recorded outcomes and events, to try thresholds before anything may act."""
+"""gpuhealth replay: runs the correlator on recorded jobs and events, to try thresholds before anything may act."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ FILE = click.Path(exists=True, dir_okay=False)
 @click.argument("jobs", type=FILE)
 @click.argument("events", type=FILE)
 @click.option("--topology", type=FILE, metavar="FILE", help='Which nodes a leaf switch has: {"leaf": ["node", ...]}.')
-@click.option("--every", type=click.FloatRange(min=1), metavar="SECONDS", help="Suspicion also this often.")
+@click.option("--every", type=click.FloatRange(min=1), metavar="SECONDS", help="Also report suspects at this interval.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
 def replay(node: str, jobs: str, events: str, topology: str | None, every: float | None, as_json: bool) -> None:
     """Judge recorded jobs and events: what each failed job died of, and which nodes are suspects.
 
-    JOBS and EVENTS are files of JSON lines, in any order: docs/replay.md. The settings are those of the configuration.
+    JOBS and EVENTS are files of JSON lines, in any order (docs/replay.md). Thresholds come from the configuration.
     """
     import gc
 
     from slurm_gpuhealth.correlate import history
     from slurm_gpuhealth.correlate.engine import Correlator
 
-    gc.disable()  # nothing in the correlator refers to itself, and to look for it costs a third of the time
+    gc.disable()  # the correlator makes no reference cycles, and looking for them takes a third of the time
     try:
         leaves = history.topology(topology) if topology else {}
         correlator = Correlator(_settings(node).suspicion, leaves, explained=False)
@@ -53,7 +53,7 @@ def replay(node: str, jobs: str, events: str, topology: str | None, every: float
 
 
 def _warn(nodes: Mapping[str, NodeState]) -> None:
-    """Of a node that is called one thing in JOBS and another in EVENTS: neither would be found."""
+    """Warn of a node that has one name in JOBS and another in EVENTS: its events would not count for its jobs."""
     idle = {name for name, one in nodes.items() if not one.jobs}
     short = {name.partition(".")[0]: name for name in nodes.keys() - idle}
     twice = [(name, short[name.partition(".")[0]]) for name in sorted(idle) if name.partition(".")[0] in short]
@@ -64,7 +64,7 @@ def _warn(nodes: Mapping[str, NodeState]) -> None:
 
 
 def _settings(node: str) -> Settings:
-    """Those of this host; where it has no configuration, the defaults: a history may be tried anywhere."""
+    """This host's settings, or the defaults if it has no configuration: replay works on any host."""
     from slurm_gpuhealth.config.load import config_path
     from slurm_gpuhealth.config.settings import Settings
 
@@ -80,7 +80,7 @@ class _Json:
 
 
 class _Table:
-    """Suspects as they come, the verdicts counted."""
+    """Lists the suspects, counts the verdicts."""
 
     def __init__(self) -> None:
         self.causes: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""gpuhealth resume: give back nodes that gpuhealth holds. What others took out is left alone, and said whose it is."""
+"""gpuhealth resume: gives back nodes that gpuhealth holds. Says who drained a node that it leaves alone."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ NO_RIGHTS = ("Invalid user id", "Access/permission denied", "access or permissio
 def resume(here: str, nodes: tuple[str, ...]) -> None:
     """Give back nodes that gpuhealth drained. Exit 0 when every NODE is in service.
 
-    What was found there is left alone until it is mended: it does not drain the node again. Needs the right to change
-    nodes in Slurm, and no more: any host of the cluster will do.
+    A fault that was found there is acknowledged: for at most drain.ack it does not drain the node again until it is
+    mended. Works on any host of the cluster; needs the right to change nodes in Slurm.
     """
     settings, problems = settings_or_defaults(here)
     tell(problems)
@@ -46,7 +46,7 @@ def resume(here: str, nodes: tuple[str, ...]) -> None:
 
 
 def settings_or_defaults(node: str) -> tuple[Settings, list[str]]:
-    """The settings, or the defaults and why: what the file says is run as whoever we are, so root obeys no other's."""
+    """The settings, or the defaults and why. We run the programs that the file names: root uses no file of others."""
     path = configuration.config_path()
     defaults = Settings()
     if os.environ.get("SLURM_CONF"):
@@ -62,10 +62,10 @@ def settings_or_defaults(node: str) -> tuple[Settings, list[str]]:
 
 
 def tell(problems: list[str]) -> None:
-    """What is wrong with the configuration; not that it is root's, to whom is not root."""
+    """Say what is wrong with the configuration; but only to root that it can't be read."""
     for problem in problems:
         if os.geteuid() == 0 or os.strerror(errno.EACCES) not in problem:
-            click.echo(f"{problem}; going on with defaults", err=True)
+            click.echo(f"{problem}; using the defaults", err=True)
 
 
 def give_back(settings: Settings, name: str, here: str) -> tuple[bool, str]:
@@ -73,7 +73,7 @@ def give_back(settings: Settings, name: str, here: str) -> tuple[bool, str]:
     try:
         change = hold.give_back(settings.slurm, name)
     except ValueError as error:
-        return False, f"{error}; several: gpuhealth resume $(scontrol show hostnames 'n[1-3]')"
+        return False, f"{error}; for several nodes: gpuhealth resume $(scontrol show hostnames 'n[1-3]')"
     except (control.Refused, control.NoProgram) as error:
         return False, why_not(error)
     if change.plan.action == "leave":
@@ -82,14 +82,16 @@ def give_back(settings: Settings, name: str, here: str) -> tuple[bool, str]:
     if name == here:
         text += _left_alone(settings, change.after)
     elif good:
-        text += f"; what was found there is left alone until it is mended (on it: gpuhealth status; {_days(settings)})"
+        text += f"; its faults do not drain it again until they are mended ({_days(settings)}; there: gpuhealth status)"
     return good, text
 
 
 def why_not(error: control.Refused | control.NoProgram) -> str:
-    """Slurm's no, for people."""
+    """Slurm's refusal, for people."""
     if isinstance(error, control.Refused) and any(words in error.text for words in NO_RIGHTS):
-        return "Slurm does not let you change nodes: be root, or of AdminLevel Administrator (sacctmgr show user $USER)"
+        return (
+            "Slurm does not let you change nodes: be root or have AdminLevel Administrator (sacctmgr show user $USER)"
+        )
     return (error.text if isinstance(error, control.Refused) else "") or str(error)
 
 
@@ -100,15 +102,15 @@ def not_ours(record: NodeRecord) -> tuple[bool, str]:
         return record.base in SERVING, f"nothing to give back: gpuhealth does not hold it, and it is {state}"
     when = time.strftime("%Y-%m-%d %H:%MZ", time.gmtime(record.reason_time)) if record.reason_time else "unknown time"
     by = f"{record.reason!r} by {record.reason_user or 'unknown'}, {when}"
-    what = "DOWN" if record.base == "DOWN" else "drained"
-    whose = "Slurm has it" if record.owner == "slurm" else "an admin has it"
-    return False, f"left alone, {whose} {what}: {by}; to end that: scontrol update NodeName={record.name} State=RESUME"
+    what = "set it DOWN" if record.base == "DOWN" else "drained it"
+    who = "Slurm" if record.owner == "slurm" else "an admin"
+    return False, f"left alone, {who} {what}: {by}; to end that: scontrol update NodeName={record.name} State=RESUME"
 
 
 def _given_back(change: Change) -> tuple[bool, str]:
     was = f"was {change.before.reason!r}"
     if not change.done:
-        return False, f"Slurm took the order, and it is drained still: {change.after.reason!r}"
+        return False, f"Slurm accepted the order, but the node is still drained: {change.after.reason!r}"
     if "DRAIN" in change.after.flags:
         return False, f"drained as it was before gpuhealth tested it: {change.after.reason!r} ({was})"
     if change.after.base not in SERVING:
@@ -118,7 +120,7 @@ def _given_back(change: Change) -> tuple[bool, str]:
 
 
 def _left_alone(settings: Settings, after: NodeRecord) -> str:
-    """On the node itself: its journal takes note at once, and says what still stands."""
+    """On the node itself: note the resume in its journal now, and say which faults still stand."""
     from slurm_gpuhealth.node import held
     from slurm_gpuhealth.node.journal import open_journal
 
@@ -134,7 +136,9 @@ def _left_alone(settings: Settings, after: NodeRecord) -> str:
         f"\n  still there: {source}:{code}{'' if gpu is None else f' GPU{gpu}'}: {text}"
         for source, code, gpu, text in standing
     ]
-    return "".join(lines) + (f"\n  left alone until it is mended ({_days(settings)})" if lines else "")
+    return "".join(lines) + (
+        f"\n  these do not drain it again until they are mended ({_days(settings)})" if lines else ""
+    )
 
 
 def _days(settings: Settings) -> str:

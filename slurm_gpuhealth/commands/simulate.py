@@ -1,4 +1,4 @@
-"""gpuhealth simulate: clusters with faults whose truth is known, to compare policies, or as files for replay."""
+"""gpuhealth simulate: makes clusters with known faults, to compare policies, or as files for replay."""
 
 from __future__ import annotations
 
@@ -19,27 +19,33 @@ if TYPE_CHECKING:
 CALIBRATED = {
     "suspicion": "p_lemon of all nodes, every two days, and how many were lemons",
     "verdict": "Confidence of the verdicts, and how many were right",
-    "node": "What was laid on the node at once, and how many the node had killed",
+    "node": "Share of the blame that the node got at once, and how many the node had killed",
 }
 SHOWN = (".05", ".10", ".20", ".30", ".40", ".50", ".60", ".70", ".80", ".90", ".95")
-"""Of our thresholds; --json has them all."""
+"""Thresholds of ours that the table shows; --json has them all."""
 LEGEND = (
-    "CLEAN, ONE-OFF: flags of good nodes per 1000 node-days, without and with a true fault in the 14 days before.\n"
-    "DAYS, FAILURES: of a lemon that was found, from its first failure to its flag. AVOIDED: failures after it."
+    "CLEAN, ONE-OFF: good nodes flagged per 1000 node-days, without and with a true fault in the 14 days before.\n"
+    "DAYS, FAILURES: from the first failure of a found lemon to its flag. AVOIDED: its failures after the flag."
 )
 
 
 @click.command()
 @click.option("--setting", "settings", multiple=True, metavar="NAME", help="[default: base; --list names them]")
-@click.option("--list", "list_them", is_flag=True, help="The settings there are, and what each changes.")
+@click.option("--list", "list_them", is_flag=True, help="List the settings, and what each changes.")
 @click.option("--nodes", type=click.IntRange(4, 100_000), help="[default: the setting's, 512]")
 @click.option("--days", type=click.FloatRange(1, 3650), help="[default: the setting's, 60]")
 @click.option("--seeds", type=click.IntRange(1, 1000), default=3, show_default=True, help="How many clusters.")
-@click.option("--seed", type=int, default=1, show_default=True, help="The first one's seed.")
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only these; `ours` is one. [default: all]")
-@click.option("--logs", is_flag=True, help="Job logs as text that is read, instead of what they say.")
-@click.option("--write", metavar="FOLDER", help="Only write the first cluster, as files of gpuhealth replay.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line for each setting and policy.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the first cluster.")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    help="Only this policy; `ours` is gpuhealth's. [default: all]",
+)
+@click.option("--logs", is_flag=True, help="Write job logs as text and read them, instead of giving their meaning.")
+@click.option("--write", metavar="FOLDER", help="Only write the first cluster to files for gpuhealth replay.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for each setting and policy.")
 def simulate(
     settings: tuple[str, ...],
     list_them: bool,
@@ -52,9 +58,9 @@ def simulate(
     write: str | None,
     as_json: bool,
 ) -> None:
-    """Compare policies for finding bad nodes on simulated clusters, calibrated on published rates.
+    """Compare policies that find bad nodes, on simulated clusters that are calibrated on published rates.
 
-    The clusters are simulated: read the order of the policies, not absolute figures.
+    Trust the order of the policies, not the absolute figures: the clusters are simulated.
     """
     from slurm_gpuhealth.simulate import files, score, world
     from slurm_gpuhealth.simulate.cases import CASES
@@ -120,7 +126,9 @@ def _show(setting: str, case: Case, found: Report) -> None:
     click.echo(LEGEND)
     if not found.verdicts:
         return
-    click.echo(f"\nVerdicts right: {found.right:.2%}; of those on a node, the node too: {_figure(found.right_node)}")
+    click.echo(
+        f"\nVerdicts right: {found.right:.2%}; `node` verdicts that name the right node: {_figure(found.right_node)}"
+    )
     rows = [(true, ", ".join(f"{said} {n}" for said, n in row.items())) for true, row in found.verdicts.items()]
     common.table(("TRUTH", "VERDICTS"), rows)
     for what, title in CALIBRATED.items():

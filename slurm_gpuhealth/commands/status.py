@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def status(node: str, as_json: bool) -> None:
-    """This node: GPUs, findings, hold, last diagnostics. Exit 1 when a fault stands here that may drain the node."""
+    """Show this node: GPUs, findings, hold, last diagnostics. Exit 1 while a fault stands that may drain the node."""
     settings, journal = common.open_node(node)
     facts = gather(node, settings, journal)
     if as_json:
@@ -36,7 +36,7 @@ def status(node: str, as_json: bool) -> None:
 
 
 def gather(node: str, settings: Settings, journal: Journal) -> dict[str, Any]:
-    """Everything that `status` shows, as JSON has it."""
+    """Everything that `status` shows, as its JSON."""
     gpus = []
     for gpu in _numbered(journal):
         row = journal.one(
@@ -65,8 +65,8 @@ def gather(node: str, settings: Settings, journal: Journal) -> dict[str, Any]:
 
 
 def _numbered(journal: Journal) -> list[dict[str, Any]]:
-    """The GPUs of the node. After a boot the driver counts anew those that are left: one that is gone keeps no number
-    that another has now, but `was`, the one that it had."""
+    """The node's GPUs. After a boot the driver renumbers the GPUs that are left. If one of them now has the number of a
+    lost GPU, the lost one has no `index`; `was` is its old number."""
     gpus = journal.get("gpus", [])
     here = {gpu.get("uuid") for gpu in (journal.get("nvml") or {}).get("gpus", ())}
     taken = {gpu["index"] for gpu in gpus if gpu["uuid"] in here}
@@ -84,11 +84,12 @@ def show(facts: dict[str, Any]) -> None:
     click.echo(f"hold: {hold['reason']} ({common.ago(now, hold['since'])})" if hold else "hold: none")
     if over := facts["over_budget"]:
         click.echo(
-            f"in service with a fault, jobs start here, for the budget has no room: {over['fault']} ({over['why']})"
+            "in service with a fault because the budget has no room, and jobs start here:"
+            f" {over['fault']} ({over['why']})"
         )
     if last := facts["decision"]:
         result = f": {last['result']}" if last["result"] else ""
-        done = "held already, found too:" if last["action"] == "held" else last["action"]
+        done = "found while already held:" if last["action"] == "held" else last["action"]
         click.echo(f"last decision: {done} {last['about']}{result} ({common.ago(now, last['time'])})")
     click.echo(f"jobs with GPUs: {', '.join(str(job['job']) for job in facts['jobs']) or 'none'}")
     common.table(
@@ -123,7 +124,7 @@ def show(facts: dict[str, Any]) -> None:
 
 
 def _state(journal: Journal, uuid: str) -> str:
-    """The worst that stands on this GPU."""
+    """The worst finding that stands on this GPU."""
     row = journal.one(
         "SELECT severity, source, code, mode FROM finding WHERE uuid = ? AND cleared IS NULL AND severity != 'info'"
         " AND mode != 'old' AND (standing OR acted IS NULL OR ?) ORDER BY severity, time DESC LIMIT 1",

@@ -1,4 +1,4 @@
-"""gpuhealth undrain: the way out of a drain wave. Shows, then gives back, nodes that we hold, and acknowledges why."""
+"""gpuhealth undrain: the way out of a drain wave. Shows nodes that we hold, gives them back, acknowledges the facts."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ AT_ONCE = 500
 
 @frozen
 class Which:
-    """What a hold must meet."""
+    """The conditions that a hold must meet."""
 
     since: float | None
-    """Began at most so many seconds ago."""
+    """It began at most so many seconds ago."""
     facts: tuple[str, ...]
     """Patterns, as `--fact` takes them."""
     check: str | None
@@ -47,19 +47,19 @@ class Which:
 
 
 @click.command()
-@click.option("--since", metavar="AGE", help="Held for no longer than this: 30min, 1h, 2d.")
+@click.option("--since", metavar="AGE", help="Only nodes held for no longer than this: 30min, 1h, 2d.")
 @click.option(
-    "--fact", "facts", multiple=True, metavar="PATTERN", help="As sinfo -R shows it, or a finding: Xid79, 'dcgm*'."
+    "--fact", "facts", multiple=True, metavar="PATTERN", help="Only this fact of sinfo -R, or finding: Xid79, 'dcgm*'."
 )
-@click.option("--check", metavar="SOURCE", help="What found it: xid, dcgm, nvml, host, ...")
-@click.option("--rung", type=click.Choice(RUNGS, case_sensitive=False), help="Where it stands, or what comes next.")
-@click.option("--nodes", metavar="HOSTLIST", help="Of these nodes only: 'n[1-32]'.")
-@click.option("--confirmed", is_flag=True, help="Also nodes where a diagnosis confirmed the fault, and RMA.")
-@click.option("--everywhere", is_flag=True, help="Acknowledge it on the other nodes too: they would be drained next.")
-@click.option("--for", "how_long", metavar="AGE", help="How long the fact is acknowledged there [default: drain.ack].")
-@click.option("--dry-run", is_flag=True, help="Only show.")
+@click.option("--check", metavar="SOURCE", help="Only what this source found: xid, dcgm, nvml, host, ...")
+@click.option("--rung", type=click.Choice(RUNGS, case_sensitive=False), help="Only nodes at this rung, or before it.")
+@click.option("--nodes", metavar="HOSTLIST", help="Only these nodes: 'n[1-32]'.")
+@click.option("--confirmed", is_flag=True, help="Also nodes where a test confirmed the fault, and nodes at RMA.")
+@click.option("--everywhere", is_flag=True, help="Acknowledge the fact on all nodes: else others are drained next.")
+@click.option("--for", "how_long", metavar="AGE", help="How long the fact is acknowledged [default: drain.ack].")
+@click.option("--dry-run", is_flag=True, help="Only show them.")
 @click.option("--yes", "-y", is_flag=True, help="Don't ask.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a node; with --yes or --dry-run.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per node; with --yes or --dry-run.")
 @click.pass_obj
 def undrain(
     here: str,
@@ -75,18 +75,18 @@ def undrain(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Give back every node that gpuhealth holds and that meets all of what is asked, after showing them.
+    """Show the nodes that gpuhealth holds and that meet all options, ask, and give them back.
 
-    The fact of each is acknowledged in the node's Comment first: until then it does not drain this node again, also
-    when it is still true or comes anew. What an admin or Slurm drained is left alone. --fact '*' means all. Exit 0
-    when each is in service.
+    Each node's fact is acknowledged in its Comment: for the time of --for the fact does not drain this node again, even
+    if it is still true or returns. Nodes that an admin or Slurm drained are left alone. --fact '*' means all. Exit 0
+    when each node is in service.
     """
     if not (since or facts or check or rung or nodes):
-        raise click.UsageError("say which: --since, --fact, --check, --rung, --nodes; --fact '*' for all that are held")
+        raise click.UsageError("say which: --since, --fact, --check, --rung, --nodes; --fact '*' for all held nodes")
     if nodes and not re.fullmatch(r"[A-Za-z0-9][\w.,\[\]-]*", nodes):
-        raise click.UsageError(f"--nodes: {nodes!r} is no hostlist")
+        raise click.UsageError(f"--nodes: {nodes!r} is not a hostlist")
     if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
-        raise click.UsageError("nobody to ask: --yes gives them back, --dry-run only shows them")
+        raise click.UsageError("can't ask here: --yes gives the nodes back, --dry-run only shows them")
     settings, problems = settings_or_defaults(here)
     tell(problems)
     which = Which(
@@ -101,7 +101,7 @@ def undrain(
         good = _undrain(settings, which, nodes or "", ack, everywhere, dry_run, yes, as_json)
     except control.ControllerDown as error:
         raise click.ClickException(
-            f"slurmctld does not answer: {error}; gpuhealth undrain again says how far"
+            f"slurmctld does not answer: {error}; run this again: it shows what is left"
         ) from None
     except (control.Refused, control.NoProgram) as error:
         raise click.ClickException(why_not(error)) from None
@@ -118,7 +118,7 @@ def _undrain(
     yes: bool,
     as_json: bool,
 ) -> bool:
-    """Show, ask, give back, look again, tell. Whether each is in service."""
+    """Show, ask, give back, look again, tell. Returns whether each node is in service."""
     now = time.time()
     held = [record for record in control.show_nodes(settings.slurm, nodes) if record.ours]
     chosen = {one.name: one for one in held if meets(replace(which, confirmed=True), one, now)}
@@ -132,7 +132,7 @@ def _undrain(
     until = (now + ack) // 60 * 60 + 60 if ack else 0.0
     if not yes and not click.confirm(f"Give back {len(chosen)} nodes?"):
         return False
-    latest = {one.name: one for one in control.show_nodes(settings.slurm, nodes)}  # he may have thought for an hour
+    latest = {one.name: one for one in control.show_nodes(settings.slurm, nodes)}  # the answer may have taken an hour
     ready = [one for one in (latest.get(name) for name in chosen) if one and one.ours and meets(which, one, now)]
     if everywhere:  # before there is room for them in the budget
         facts = _facts(ready)
@@ -149,7 +149,7 @@ def _undrain(
 
 
 def meets(which: Which, record: NodeRecord, now: float) -> bool:
-    """Whether this hold of ours is asked for. Pure."""
+    """Whether this node meets the conditions. Pure."""
     ours = record.ours
     return (
         ours is not None
@@ -162,7 +162,7 @@ def meets(which: Which, record: NodeRecord, now: float) -> bool:
 
 
 def _named(pattern: str, ours: Reason) -> bool:
-    """Whether what an admin may type means this fact: `Xid79`, `gpuhealth:xid79 gpu3`, `row*`, `dcgm*`, `nvml:lost`."""
+    """Whether a pattern of the admin means this fact: `Xid79`, `gpuhealth:xid79 gpu3`, `row*`, `dcgm*`, `nvml:lost`."""
     low = pattern.lower()
     low = low[len(reasons.PREFIX) :] if low.startswith(reasons.PREFIX) else low
     fact = ours.fact.lower()
@@ -171,18 +171,18 @@ def _named(pattern: str, ours: Reason) -> bool:
 
 
 def _findings(ours: Reason) -> list[str]:
-    """What the fact can be short for, `dcgm:memory_bandwidth`, in lower case."""
+    """The findings that the fact can stand for, `dcgm:memory_bandwidth`, in lower case."""
     tested = ours.rung in ("L1", "L2") and ours.next
     names = [f"dcgm:{ours.fact}"] if tested else []
     return [name.lower() for name in (*names, *(code.key for code in runbook.codes(ours.fact)))]
 
 
 def _give_back(settings: Settings, ready: list[NodeRecord], until: float, now: float) -> None:
-    """The ack, and in the same order the end of the drain. Nodes that get the same Comment go together."""
+    """Write the ack and end the drain in one order. Nodes that get the same Comment share an order."""
     groups: dict[str | None, list[str]] = {}
     for one in ready:
         comment = _acknowledged(one, _facts([one]), until, now)
-        # An admin's drain that was taken over: he gets it back. The DOWN of our own reboot: UNDRAIN would leave it.
+        # A drain that we took over from an admin is put back. UNDRAIN would leave a DOWN that our reboot caused.
         if remark.read_said(one.comment).was or one.base == "DOWN":
             if comment is not None:
                 control.set_remarks(settings.slurm, one.name, comment=comment)
@@ -198,7 +198,7 @@ def _give_back(settings: Settings, ready: list[NodeRecord], until: float, now: f
 
 
 def _acknowledge(settings: Settings, others: list[NodeRecord], facts: list[str], until: float, now: float) -> None:
-    """The ack on nodes that are not held for these facts."""
+    """Write the ack on nodes that are not held for these facts."""
     groups: dict[str, list[str]] = {}
     for one in others:
         comment = _acknowledged(one, facts, until, now)
@@ -210,7 +210,7 @@ def _acknowledge(settings: Settings, others: list[NodeRecord], facts: list[str],
 
 
 def _acknowledged(record: NodeRecord, facts: list[str], until: float, now: float) -> str | None:
-    """The node's Comment with the acks, and without those that are over; None to leave it as it is."""
+    """The node's Comment with the acks, without expired ones; None to leave it as it is."""
     if not facts or not until or "\n" in record.comment:
         return None
     said = remark.read_said(record.comment)
@@ -219,7 +219,7 @@ def _acknowledged(record: NodeRecord, facts: list[str], until: float, now: float
 
 
 def _facts(held: Iterable[NodeRecord]) -> list[str]:
-    """What these nodes are held for, but for tests that somebody asked for."""
+    """The facts for which these nodes are held, without tests that somebody asked for."""
     return sorted({one.ours.fact for one in held if one.ours and one.ours.fact not in reasons.ON_REQUEST})
 
 
@@ -242,13 +242,13 @@ def _show(chosen: list[NodeRecord], held: int, left: int, now: float) -> None:
         common.table(("NODE", "STATE", "HELD SINCE", "REASON"), rows)
     click.echo(f"{len(chosen)} of {held} nodes that gpuhealth holds" + ("" if chosen else ": nothing to give back"))
     if broken := [f"{one.name} ({one.ours.fact})" for one in chosen if one.ours and is_broken(one, one.ours)]:
-        click.echo(common.safe(f"broken still, as far as is known, and jobs will start there: {', '.join(broken)}"))
+        click.echo(common.safe(f"still broken, as far as is known, and jobs will start there: {', '.join(broken)}"))
     if left:
-        click.echo(f"left out: {left} more, where a diagnosis confirmed the fault, or RMA (--confirmed)")
+        click.echo(f"left out: {left} more, at RMA or with a fault that a test confirmed (--confirmed includes them)")
 
 
 def is_broken(record: NodeRecord, ours: Reason) -> bool:
-    """Whether a GPU is gone or a test has failed there, and nothing has shown since that it is mended."""
+    """Whether a GPU is lost or a test has failed there, and nothing shows that it is mended."""
     return budget.kind(ours) in ("lost", "confirmed") or asking.has_failed(record, ours)
 
 
@@ -257,7 +257,7 @@ def _trouble(before: NodeRecord, after: NodeRecord | None) -> str:
     if after is None:
         return "Slurm does not show it any more"
     if "DRAIN" in after.flags:
-        return f"drained still: {after.reason!r}"
+        return f"still drained: {after.reason!r}"
     if after.base not in SERVING:
         return (
             f"no longer drained, but {after.base}; once it is well: scontrol update NodeName={after.name} State=RESUME"
@@ -266,7 +266,7 @@ def _trouble(before: NodeRecord, after: NodeRecord | None) -> str:
 
 
 def _as_json(wanted: bool, chosen: dict[str, NodeRecord], trouble: dict[str, str], until: float | None) -> bool:
-    """Whether it was wanted, and is told. `until` is None when nothing was done."""
+    """Print JSON if it is `wanted`; returns `wanted`. `until` is None when nothing was done."""
     for one in chosen.values() if wanted else ():
         ours = one.ours
         if ours:
@@ -292,11 +292,9 @@ def _tell(chosen: dict[str, NodeRecord], trouble: dict[str, str], until: float, 
         what = f"{', '.join(facts)}: drains {where} until {remark.stamp(until)} (--for; in each Comment)"
         click.echo(f"{what}; any other fact still does")
         if not everywhere:
-            click.echo(
-                "where the same is true on other nodes they are drained next: --everywhere acknowledges it there too"
-            )
+            click.echo("other nodes with the same fault are drained next: --everywhere acknowledges it there too")
     if any("\n" in one.comment for one in chosen.values()):
-        click.echo("a Comment of several lines was left as it is: no ack there", err=True)
+        click.echo("no ack on a node that has a Comment of several lines: it was left as it is", err=True)
 
 
 def _seconds(text: str | None, option: str) -> float | None:

@@ -1,4 +1,4 @@
-"""gpuhealth why: a reason of sinfo -R, or a finding's code, in words: what it means, what follows, what to do."""
+"""gpuhealth why: explains a reason of sinfo -R, or a finding's code: what it means, what follows, what to do."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.config.settings import Row, Settings
 
 COLUMNS = 20
-"""Of a reason in `sinfo -R`, followed by USER TIMESTAMP NODELIST."""
+"""Width of a reason in `sinfo -R`; USER TIMESTAMP NODELIST follow."""
 LISTED = re.compile(r"(.*?)\s+(\S+)\s+(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown)\s+(\S+)")
 SHOWN = re.compile(r"(?:.*\bReason=)?(.*?)(?: \[[^\s@\]]+@[^\s\]]+\])?", re.S)
 CUT = re.compile(r"gpuhealth:([\w.-]{1,10})(?: G?P?U?(\d+|\*)?)?(?: .*)?", re.A)
 YOURS = ("manual", "untested", "end", "pass")
-"""States in which a person is waited for."""
+"""States in which the node waits for a person."""
 MODES = {
     "enforce": "a fault drains",
     "shadow": 'a fault is recorded as "would-drain", and the node stays in service',
@@ -40,9 +40,9 @@ MODES = {
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def why(node: str | None, text: tuple[str, ...], as_json: bool) -> None:
-    """Explain TEXT: a reason out of sinfo -R, whole or cut, or a finding's code (Xid79, nvml:lost, dcgm 45).
+    """Explain TEXT: a reason from sinfo -R, whole or cut, or a finding's code (Xid79, nvml:lost, dcgm 45).
 
-    What it means, what the policy does with it, what to do, how the node comes back. Exit 1 when TEXT is unknown.
+    Says what it means, what the policy does, what to do, and how the node comes back. Exit 1 when TEXT is unknown.
     """
     told = explain(" ".join(text), node or "")
     if as_json:
@@ -54,7 +54,7 @@ def why(node: str | None, text: tuple[str, ...], as_json: bool) -> None:
 
 
 def explain(text: str, node: str) -> dict[str, Any]:
-    """Everything that `why` shows, as JSON has it."""
+    """Everything that `why` shows, as its JSON."""
     settings, policy_from = _settings(node)
     reason, nodes = _pasted(" ".join(text.split()))
     ours = _ours(reason)
@@ -84,7 +84,7 @@ def explain(text: str, node: str) -> dict[str, Any]:
 
 
 def _settings(node: str) -> tuple[Settings, str]:
-    """The settings in force, or the built-in policy where there is no configuration; and which of the two."""
+    """The settings in force, or the built-in policy if there is no configuration; and which of the two it is."""
     from slurm_gpuhealth.config import load as configuration
     from slurm_gpuhealth.config.check import parse_with_lines
     from slurm_gpuhealth.config.settings import POLICY_PATH, ConfigError, Row, Settings
@@ -99,7 +99,7 @@ def _settings(node: str) -> tuple[Settings, str]:
 
 
 def _pasted(text: str) -> tuple[str, str]:
-    """The reason in a line of `sinfo -R` or of `scontrol show node`, and the node list where the line has one."""
+    """The reason in a line of `sinfo -R` or of `scontrol show node`, and the node list if the line has one."""
     listed = LISTED.fullmatch(text)
     if listed:
         return listed[1], listed[3]
@@ -108,7 +108,7 @@ def _pasted(text: str) -> tuple[str, str]:
 
 
 def _ours(text: str) -> dict[str, Any] | None:
-    """The fields of a reason of ours, as far as it goes; `changed` where somebody has added to it."""
+    """The fields of our reason, as far as the text goes; `changed` if somebody has added to it."""
     whole = reasons.parse(text)
     if whole:
         return {**whole.__dict__, "tail": list(whole.tail), "cut": False, "changed": False}
@@ -121,7 +121,7 @@ def _ours(text: str) -> dict[str, Any] | None:
 
 
 def _codes_of(ours: dict[str, Any], settings: Settings) -> list[Code]:
-    """The codes that a reason's fact may stand for: those that can drain, of the source that the rung tells."""
+    """The codes that a reason's fact may stand for: those that can drain; if a test failed, DCGM's."""
     fact = ours["fact"]
     if re.fullmatch(r"S?Xid\d+", fact):
         return runbook.codes(fact)
@@ -137,7 +137,7 @@ def _can_drain(one: Code, settings: Settings) -> bool:
 
 
 def _owner(reason: str, ours: dict[str, Any] | None, slurms: bool, known: bool) -> str | None:
-    """Whose the reason is: `us`, `slurm`, `admin`; None for a code, and for a single word that is neither."""
+    """Who owns the reason: `us`, `slurm`, `admin`; None for a code, and for a single unknown word."""
     if ours:
         return "admin" if ours["changed"] else "us"
     return "slurm" if slurms else "admin" if " " in reason and not known else None
@@ -152,14 +152,14 @@ def _says(ours: dict[str, Any]) -> str:
     if ours["gpu"] is None and ours["cut"]:
         text = f"gpuhealth drained the node: {ours['fact']}."
     if ours["cut"]:
-        return f"{text} sinfo shows {COLUMNS} columns: a GPU number may be cut, the rest is in `scontrol show node`."
+        return f"{text} sinfo cuts at {COLUMNS} columns, perhaps inside a GPU number: see `scontrol show node`."
     if ours["changed"]:
-        return f"{text} Somebody has added to it: gpuhealth takes the node for an admin's and leaves it alone."
+        return f"{text} Somebody has added to this reason: an admin owns the node now, and gpuhealth leaves it alone."
     return f"{text} {runbook.sentence(ours)}"
 
 
 def _state(ours: dict[str, Any], names: dict[str, Any]) -> dict[str, str] | None:
-    """What happens now, and what is the reader's; None of a reason that is cut or no longer ours."""
+    """What happens now, and what the reader should do; None if the reason is cut or no longer ours."""
     if ours["cut"] or ours["changed"]:
         return None
     name, now, do = runbook.stage(ours["rung"], ours["state"], ours["next"])
@@ -169,7 +169,7 @@ def _state(ours: dict[str, Any], names: dict[str, Any]) -> dict[str, str] | None
 def _seen(
     settings: Settings, node: str, reason: str, nodes: str, ours: dict[str, Any] | None, found: Sequence[Code]
 ) -> dict[str, Any]:
-    """What this node's journal knows of it: whether the reason is its own, and its newest findings."""
+    """What this node's journal knows: whether the reason is about this node, and the newest findings."""
     nothing: dict[str, Any] = {"journal": False, "this_node": False, "findings": []}
     if not os.access(os.path.join(settings.paths.state, "journal.db"), os.R_OK | os.W_OK):
         return nothing
@@ -233,30 +233,29 @@ def _fill(text: str, names: dict[str, Any]) -> str:
 
 
 def _lines(told: dict[str, Any]) -> Iterator[str]:
-    """For people."""
     if told["says"]:
         yield told["says"]
         yield from _state_lines(told["state"])
     elif told["owner"] == "slurm":
-        yield f"Slurm's own. {told['slurm']['means']}"
+        yield f"Slurm wrote this reason. {told['slurm']['means']}"
         yield from _steps(told["slurm"]["do"])
-        yield "  gpuhealth takes such a reason over only when its journal holds a fault that explains it."
+        yield "  gpuhealth replaces such a reason only if its journal has a fault that explains it."
     elif told["owner"] == "admin":
-        yield "No reason of gpuhealth or of Slurm: an admin's or another tool's. gpuhealth never changes or resumes it."
+        yield "An admin or another tool wrote this reason, not gpuhealth or Slurm. gpuhealth leaves such a node alone."
     elif not told["codes"]:
-        near = f" Near it: {', '.join(told['nearest'])}." if told["nearest"] else ""
-        yield f"{told['text']}: no finding's code, and no reason that gpuhealth or Slurm writes.{near}"
+        near = f" Similar: {', '.join(told['nearest'])}." if told["nearest"] else ""
+        yield f"{told['text']}: neither a finding's code nor a reason that gpuhealth or Slurm writes.{near}"
     if told["owner"] == "us" and not told["codes"]:
-        yield "  No finding of this version has that name: a check of the site's own, or another version's."
+        yield "  This version has no finding of that name. A check of the site or another version may have it."
     here = told["here"]
     for one in here["findings"]:
         yield f"  {here['node']}, {common.utc(one['seen'])} UTC: {_seen_line(one)}"
     if told["owner"] == "us" and told["reason"]["gpu"] is not None and not here["this_node"]:
-        yield "  PCI address, UUID and serial number: run this on the drained node, as root."
+        yield "  For PCI address, UUID and serial number run this as root on the drained node."
     waits = not told["state"] or told["state"]["name"] in YOURS
     for one in told["codes"]:
         yield ""
-        yield from _code_lines(one, told["policy_from"], "do" if waits else "later, should it come to you")
+        yield from _code_lines(one, told["policy_from"], "do" if waits else "if the node waits for you later")
 
 
 def _state_lines(state: dict[str, str] | None) -> Iterator[str]:
@@ -280,7 +279,7 @@ def _code_lines(one: dict[str, Any], policy_from: str, head: str) -> Iterator[st
     for row in one["policy"]:
         yield f"  policy: {row['words']}: {row['why']}"
     if one["policy"]:
-        yield f"  here: {one['mode']['mode']} ({one['mode']['by']}): {MODES[one['mode']['mode']]}. By {policy_from}."
+        yield f"  here: {one['mode']['mode']} ({one['mode']['by']}): {MODES[one['mode']['mode']]}. From {policy_from}."
     yield from _steps(one["do"], head)
     yield f"  back: {one['gives_back']}"
 
@@ -296,10 +295,10 @@ def row_words(row: Row, one: Code) -> str:
     text: str = row.severity
     if text == "fault":
         text += f", rung {row.rung}" if row.rung else ", no rung"
-        text += f" (and {row.passed} although it passes)" if row.passed else ""
+        text += f" (then {row.passed} even if it passes)" if row.passed else ""
         text += f" (failed: {row.failed})" if row.failed else ""
     for key, value in row.when.items():
-        if key in one.details:  # it is so
+        if key in one.details:  # true of every finding of this code
             continue
         wanted = " or ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         text += f", where {key} is {wanted.lower() if isinstance(value, bool) else wanted}"

@@ -20,14 +20,12 @@ CHUNK = 1 << 16
 
 @click.command()
 @click.argument("what", metavar="[CODE|FILE|-]", required=False)
-@click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object a line for each event; the keys are kept stable."
-)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line for each event; its keys stay the same.")
 def xid(what: str | None, as_json: bool) -> None:
     """Explain an Xid or SXid by its number (79, sxid20034), or decode a kernel log: a file, or - for standard input.
 
-    A log may come from dmesg in any time format, journalctl, syslog, or /dev/kmsg itself. A file whose name is a
-    number is given as ./79.
+    A log may come from dmesg in any time format, journalctl, syslog, or /dev/kmsg itself. If a file's name is a number,
+    write ./79.
     """
     if what is None:
         if sys.stdin.isatty():
@@ -97,20 +95,20 @@ def _decode(name: str, as_json: bool) -> None:
         row = f"{event.line:>7}  {what:<18} {where:<24} {event.cls:<12} {event.action or '-':<20} {event.meaning}{who}"
         click.echo(harmless(row))
     if event is None and not as_json:
-        click.echo("No event of a GPU, NVSwitch, PCIe port or InfiniBand adapter in it.")
+        click.echo("The log has no event of a GPU, NVSwitch, PCIe port or InfiniBand adapter.")
 
 
 def _lines(name: str) -> Iterator[str]:
     """The lines of a file of any size; what is not UTF-8 is replaced. Click errors say what is wrong with it."""
     shown = "standard input" if name == "-" else click.format_filename(name)
     try:
-        # Without waiting: /dev/kmsg would for ever, for the next message.
+        # Non-blocking: /dev/kmsg would wait for ever for the next message.
         fd = sys.stdin.fileno() if name == "-" else os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(fd, name == "-")
         rest, start = b"", True
         while chunk := _read(fd):
             if start and b"\0" in chunk:
-                raise click.ClickException(f"{shown} is no text. Unpack it, or give it through dmesg or journalctl.")
+                raise click.ClickException(f"{shown} is not text. Unpack it, or pipe it from dmesg or journalctl.")
             start = False
             *whole, rest = (rest + chunk).split(b"\n")
             for line in whole:

@@ -1,6 +1,6 @@
-"""A configuration's text checked key by key against `settings.py`: every error with its line, and what would be right.
+"""Checks a configuration's text key by key against `settings.py`: every error with its line, and what would be right.
 
-Slow by nature (TOML, regular expressions): runs when the file has changed, and for `gpuhealth config`.
+It is slow (TOML, regular expressions), so it runs only when the file has changed, and for `gpuhealth config`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIZE_LIMIT = 1 << 20
 
 
 def parse(path: str) -> dict[str, Any]:
-    """The checked content of `path`, the built-in policy behind the site's rows; raises ConfigError."""
+    """The checked content of `path`, with the built-in policy after the site's rows; raises ConfigError."""
     data, _ = parse_with_lines(path)
     built_in, _ = parse_with_lines(POLICY_PATH)
     return {**data, "policy": data.get("policy", ()) + built_in["policy"]}
@@ -64,7 +64,7 @@ def _read(path: str) -> str:
     except OSError as error:
         raise ConfigError([Problem(path, 0, "", f"can't be read: {error.strerror}")]) from None
     if len(raw) > SIZE_LIMIT:
-        raise ConfigError([Problem(path, 0, "", "is larger than 1 MiB, which no configuration is")])
+        raise ConfigError([Problem(path, 0, "", "is larger than 1 MiB, too large for a configuration")])
     try:
         return raw.decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -86,7 +86,7 @@ def line_of(lines: dict[Path, int], where: Path) -> int:
 def line_numbers(text: str) -> dict[Path, int]:
     """The line on which each key, table and row of a valid document begins.
 
-    tomllib doesn't tell. It does tell whether a piece of text is whole: lines are added until it parses.
+    tomllib does not give it, but it tells whether a piece of text is complete: lines are added until it parses.
     """
     lines: dict[Path, int] = {}
     table: Path = ()
@@ -130,7 +130,7 @@ def _header(found: Path, counts: dict[Path, int]) -> Path:
 
 
 def _table(cls: type, document: dict[str, Any], where: Path, report: Report) -> dict[str, Any]:
-    """The keys of `document` as fields of `cls`; what is wrong is reported and left out."""
+    """The keys of `document` as fields of `cls`; wrong ones are reported and left out."""
     values = {}
     for key, value in document.items():
         here = (*where, key)
@@ -148,7 +148,7 @@ def _table(cls: type, document: dict[str, Any], where: Path, report: Report) -> 
             report(here, f"expected {error}, not {_shown(value)}")
     for key in cls.__annotations__:
         if key not in cls.__dict__ and key not in document:
-            report((*where, key), "missing; this table can't do without it")
+            report((*where, key), "missing; this table needs it")
     return values
 
 

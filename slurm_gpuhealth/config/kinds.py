@@ -1,4 +1,4 @@
-"""What the annotation of a settings field admits, which values are impossible, and which contradict each other."""
+"""Which values the annotation of a settings field allows, which are impossible, and which contradict each other."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TESTS = (
 )
 PARAMETERS = 100
 LONGEST = {"dcgmi": 256, "pydcgm": 100, "off": 256}
-"""DCGM_MAX_TEST_PARMS, and DCGM_MAX_TEST_PARMS_LEN_V2; DcgmDiag.py (4.6) still has the older, shorter one."""
+"""DCGM_MAX_TEST_PARMS and DCGM_MAX_TEST_PARMS_LEN_V2; DcgmDiag.py (4.6) still has the older, shorter limit."""
 
 
 class Wrong(Exception):
-    """A value is not what it must be; the text says what was expected."""
+    """A value is wrong; the text says what was expected."""
 
 
 def scalar(kind: str, value: Any) -> Any:
@@ -93,7 +93,7 @@ def _file(value: Any) -> str:
     if not _text(value).startswith("/"):
         raise Wrong("an absolute path, /...")
     if "{" in value.replace("{node}", ""):
-        raise Wrong("{node} as the only thing in braces")
+        raise Wrong("a path in which only {node} stands in braces")
     return str(value)
 
 
@@ -101,7 +101,7 @@ def _argv(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(one, str) and "\0" not in one for one in value):
         raise Wrong('a list, ["/absolute/path", "argument"]')
     if not value or not value[0].startswith("/"):
-        raise Wrong('["/absolute/path", "argument"]: nothing is looked up in PATH')
+        raise Wrong('["/absolute/path", "argument"]: a program is not looked up in PATH')
     return tuple(value)
 
 
@@ -160,22 +160,22 @@ def _test(value: str) -> None:
 
 _parameters = _like(
     r"|[a-z][a-z0-9_]*(\.\w+)+=[^;\s]+(;[a-z][a-z0-9_]*(\.\w+)+=[^;\s]+)*",
-    'what dcgmi takes after -p, "memory.is_allowed=True;pcie.is_allowed=True"',
+    'parameters as for dcgmi -p, "memory.is_allowed=True;pcie.is_allowed=True"',
 )
 _check_deadline = _between(1, 59, "1s to 59s: Slurm kills a health check at 60 s")
-# (class of settings.py, field) → what a value of the right kind must also be. For a list: each of its items.
+# (class of settings.py, field) → a further check on a value of the right kind. For a list: on each of its items.
 CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
     ("Slurm", "timeout"): _check_deadline,
     ("Slurm", "request_poll"): _between(10, DAY, "10s to 1d"),
     ("Prolog", "timeout"): _between(1, 300, "1s to 5min: a job waits for it"),
-    ("Epilog", "timeout"): _between(1, 3600, "1s to 1h: the node takes no other job meanwhile"),
+    ("Epilog", "timeout"): _between(1, 3600, "1s to 1h: until then the node takes no other job"),
     ("Check", "interval"): _between(1, DAY, "1s to 1d"),
     ("Check", "timeout"): _check_deadline,
     ("Command", "name"): _like(r"[A-Za-z0-9][\w.-]{0,31}", "up to 32 letters, digits, '.', '_' and '-'"),
     ("Command", "timeout"): _check_deadline,
     ("Command", "every"): _between(1, 30 * DAY, "1s to 30d"),
     ("Nvml", "timeout"): _check_deadline,
-    ("Dcgm", "health_every"): _between(30, DAY, "30s to 1d: DCGM looks no more often than every 30 s"),
+    ("Dcgm", "health_every"): _between(30, DAY, "30s to 1d: DCGM itself looks only every 30 s"),
     ("Dcgm", "parameters"): _parameters,
     ("Dcgm", "skips"): _test,
     ("DcgmModel", "gpu"): _like(r"\S.*", 'a GPU model as `nvidia-smi -L` names it, "*L40S*"'),
@@ -202,7 +202,7 @@ CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
     ("Sweep", "level"): _between(1, 4, "1 to 4"),
     ("Drain", "nodes"): _like(r"([A-Za-z0-9][^\s;|&]*)?", 'a hostlist without spaces, "gpu[001-128]"'),
     ("Journal", "keep"): _between(7 * DAY, 3650 * DAY, '"7d" or more: the built-in policy looks back 7 days'),
-    ("JobLog", "timeout"): _between(1, 300, "1s to 5min: the node takes no other job meanwhile"),
+    ("JobLog", "timeout"): _between(1, 300, "1s to 5min: until then the node takes no other job"),
     ("JobLog", "head_mib"): _between(0, 1024, "0 to 1024"),
     ("JobLog", "tail_mib"): _between(1, 1024, "1 to 1024"),
     ("Store", "url"): _like(r"|file:///\S+|postgresql://\S+", "file:///FOLDER or postgresql://USER@HOST/DATABASE"),
@@ -250,10 +250,10 @@ CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
 
 
 def compare(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Values that are possible alone and impossible together: (place, message). `data` is of the right kinds."""
+    """Values that are possible alone, but not together: (place, message). `data` has the right kinds."""
     check = {**Settings.check.__dict__, **data.get("check", {})}
     keep = {**Settings.journal.__dict__, **data.get("journal", {})}["keep"]
-    limit = f"is not below check.timeout ({check['timeout']:g} s): the check would never see its end"
+    limit = f"must be below check.timeout ({check['timeout']:g} s): otherwise the check ends before it"
     for table in ("nvml", "slurm"):
         if {**getattr(Settings, table).__dict__, **data.get(table, {})}["timeout"] >= check["timeout"]:
             yield (table, "timeout"), limit
@@ -261,11 +261,14 @@ def compare(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]
     for index, one in enumerate(check["command"]):
         here = ("check", "command", index)
         if names.index(one["name"]) != index:
-            yield (*here, "name"), f'"{one["name"]}" is taken by an earlier command; findings are told apart by it'
+            yield (
+                (*here, "name"),
+                f'an earlier command has the name "{one["name"]}"; each needs its own, for its findings',
+            )
         if one.get("timeout", 10) > check["timeout"] / 2:
             yield (
                 (*here, "timeout"),
-                f"is more than half of check.timeout ({check['timeout']:g} s), all that checks may have",
+                f"is more than half of check.timeout ({check['timeout']:g} s), which is all that the commands may take",
             )
     yield from _compare_dcgm({**Settings.dcgm.__dict__, **data.get("dcgm", {})})
     yield from _compare_ladder(data, keep)
@@ -273,67 +276,81 @@ def compare(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]
     for index, row in enumerate(data.get("policy", ())):
         row = {"rung": "", "passed": "", "failed": "", "times": 1, "distinct": "", "window": DAY, **row}
         if row["rung"] and row["severity"] != "fault":
-            yield ("policy", index, "rung"), "only a fault queues a rung; leave it out"
+            yield ("policy", index, "rung"), "only a fault queues a rung; remove this key"
         for key in ("passed", "failed"):
             if row[key] and (not row["rung"] or RUNGS.index(row[key]) <= RUNGS.index(row["rung"])):
-                yield ("policy", index, key), "must be a higher rung than `rung`: a ladder has an end"
+                yield ("policy", index, key), "must be a higher rung than `rung`: otherwise the ladder has no end"
         if row["distinct"] and row["times"] < 2:
-            yield ("policy", index, "distinct"), "says nothing without times = 2 or more"
+            yield ("policy", index, "distinct"), "has no effect without times = 2 or more"
         if row["window"] > keep:
-            yield ("policy", index, "window"), f"is longer than journal.keep ({keep / DAY:g} d): older ones are gone"
+            yield (
+                ("policy", index, "window"),
+                f"is longer than journal.keep ({keep / DAY:g} d): the journal forgets older findings",
+            )
 
 
 def _compare_dcgm(dcgm: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """What dcgmi would silently leave out, and what NVIDIA's Python modules can't take."""
+    """What dcgmi would ignore without an error, and what NVIDIA's Python modules can't take."""
     rows = [(("dcgm", "model", index), row) for index, row in enumerate(dcgm["model"])]
     for where, row in [(("dcgm",), dcgm), *rows]:
         given = row.get("parameters", "").split(";")
         if row.get("config") and row.get("parameters"):
-            yield (*where, "parameters"), "dcgmi does not read its -c where -p is given: write them into the config"
+            yield (
+                (*where, "parameters"),
+                "dcgmi ignores the file of -c if -p is given: write these parameters into the config file",
+            )
         if len(given) >= PARAMETERS:
-            yield (*where, "parameters"), f"DCGM takes {PARAMETERS - 1} at most; a config takes more"
+            yield (*where, "parameters"), f"DCGM takes {PARAMETERS - 1} at most; a config file takes more"
         backend, limit = dcgm["backend"], LONGEST[dcgm["backend"]]
         for one in given:
             if len(one) >= limit:
-                what = f"{one.partition('=')[0]}: {backend} takes {limit - 1} characters at most; a config takes more"
+                what = (
+                    f"{one.partition('=')[0]}: {backend} takes {limit - 1} characters at most; a config file takes more"
+                )
                 yield (*where, "parameters"), what
 
 
 def _compare_ladder(data: dict[str, Any], keep: float) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Limits of levels that hold each other, and what must be remembered for as long as it counts."""
+    """A deeper level needs at least as much time, and the journal must remember for as long as things count."""
     ladder = {**Settings.ladder.__dict__, **data.get("ladder", {})}
     sweep = {**Settings.sweep.__dict__, **data.get("sweep", {})}
     for level, deeper in (("l2", "l3"), ("l3", "l4")):
         if ladder[deeper] < ladder[level]:
             wrong = deeper if deeper in data.get("ladder", {}) else level
-            yield ("ladder", wrong), f"{deeper} is shorter than {level}, and the deeper level runs those tests too"
+            yield ("ladder", wrong), f"{deeper} is shorter than {level}, but the deeper level runs those tests too"
     for index, row in enumerate(ladder["model"]):
         if row["l4"] < row["l3"]:
-            yield ("ladder", "model", index, "l4"), "is shorter than its l3, and level 4 runs those tests too"
+            yield ("ladder", "model", index, "l4"), "is shorter than its l3, but level 4 runs those tests too"
     if ladder["window"] > keep:
-        yield ("ladder", "window"), f"is longer than journal.keep ({keep / DAY:g} d): older returns are forgotten"
+        yield ("ladder", "window"), f"is longer than journal.keep ({keep / DAY:g} d): the journal forgets older returns"
     if sweep["interval"] > keep:
-        yield ("sweep", "interval"), f"is longer than journal.keep ({keep / DAY:g} d): the last test is forgotten"
+        yield (
+            ("sweep", "interval"),
+            f"is longer than journal.keep ({keep / DAY:g} d): the journal forgets the last test",
+        )
     longest = ladder[f"l{max(2, sweep['level'])}"]
     if sweep["interval"] <= longest:
-        yield ("sweep", "interval"), f"is no longer than one test may take ({longest:g} s): no time is left for jobs"
+        yield (
+            ("sweep", "interval"),
+            f"must be longer than one test may take ({longest:g} s): otherwise no time is left for jobs",
+        )
 
 
 def _compare_suspicion(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Lists that belong together are of one length, the levels grow."""
+    """Lists that belong together have the same length, and the levels grow."""
     table = {**Settings.suspicion.__dict__, **data}
     for key in ("starts", "priors"):
         if len(table[key]) != len(table["hazards"]) or len(table[key]) < 2:
-            yield ("suspicion", key if key in data else "hazards"), "as many values as hazards has, two at least"
+            yield ("suspicion", key if key in data else "hazards"), "must have as many values as hazards, at least two"
     if abs(sum(table["priors"]) - 1) > 0.01:
         yield ("suspicion", "priors"), f"their sum is {sum(table['priors']):g}, not 1"
     if list(table["hazards"]) != sorted(table["hazards"]):
-        yield ("suspicion", "hazards"), "a level is worse than the one before it"
+        yield ("suspicion", "hazards"), "must grow: each level is worse than the level before it"
     if len(table["recall"]) != 4:
         yield ("suspicion", "recall"), "four values, for run levels 1 to 4"
     if not table["l2"] <= table["l3"] <= table["l4"] <= table["rma"]:
         wrong = next((one for one in ("rma", "l4", "l3", "l2") if one in data), "l2")
-        yield ("suspicion", wrong), "l2, l3, l4 and rma do not grow"
+        yield ("suspicion", wrong), "l2, l3, l4 and rma must grow"
     for key in data:
         if key.startswith("log_") and key != "log_runs" and len(table[key]) != 5:
             yield ("suspicion", key), "five values: node, application, fabric, infrastructure, user"

@@ -1,4 +1,4 @@
-"""gpuhealth.toml read into `Settings`: from a cache on the hot path, through `config.check` when it has changed.
+"""Reads gpuhealth.toml into `Settings`: usually from a cache; through `config.check` if the file has changed.
 
 stat(gpuhealth.toml) ─▶ gpuhealth.toml.cache has the same key? ─yes─▶ Settings
                                     │ no
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     Data = Mapping[str, Any]
-    """What the file says, checked and converted, as `marshal` can keep it: table → key → value, no defaults."""
+    """The file's content, checked and converted, as `marshal` can keep it: table → key → value, without defaults."""
 
 DEFAULT_PATH = "/etc/gpuhealth/gpuhealth.toml"
 HERE = os.path.dirname(__file__)
@@ -31,7 +31,7 @@ CODE = (POLICY_PATH, *(os.path.join(HERE, one) for one in ("settings.py", "check
 NODE_KINDS = ("File", "tuple[File, ...]", "Address")  # kinds in which `{node}` stands for the node's name
 CACHE_LIMIT = 4 << 20
 SETTLED = 2.0
-"""Seconds a file must be unchanged before it is cached: two edits within one clock tick look alike to stat."""
+"""Seconds that a file must be unchanged before it is cached: stat can't see two edits within one clock tick."""
 
 
 def load(path: str | None = None, node: str | None = None) -> Settings:
@@ -54,17 +54,19 @@ def load(path: str | None = None, node: str | None = None) -> Settings:
 
 
 def config_path() -> str:
-    """Where the configuration is when nobody says otherwise."""
+    """The configuration's path, if the caller gives none."""
     return os.environ.get("GPUHEALTH_CONFIG") or DEFAULT_PATH
 
 
 def build(data: Data, path: str, node: str | None = None) -> Settings:
-    """Settings from checked data, `{node}` filled in."""
+    """Settings from checked data, with `{node}` filled in."""
     name = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     plain = name.replace(".", "").replace("-", "").replace("_", "")
     if not (plain.isascii() and plain.isalnum()) or name[0] in ".-":
-        # It becomes part of paths that root writes to.
-        raise ConfigError([Problem(path, 0, "", f"{name!r} is no node name: letters, digits, '.', '_' and '-' only")])
+        # The name becomes part of paths that root writes to.
+        raise ConfigError(
+            [Problem(path, 0, "", f"{name!r} is not a node name: only letters, digits, '.', '_' and '-' are allowed")]
+        )
     values = {}
     for key, value in data.items():
         default = Settings.__dict__[key]
@@ -90,22 +92,22 @@ def _rows(kind: str, value: Any, node: str) -> Any:
     return tuple(_table(ROWS[kind], row, node) for row in value) if kind in ROWS else value
 
 
-# The cache stands beside the file: each configuration has its own, it needs no path that only the configuration
-# could tell, and the programs that run as root have already refused a folder that others can write. Parsing TOML
-# costs 2.5 starts of Python, reading this a hundredth; where the folder is read-only, the price is paid.
+# The cache is beside the file. So each configuration has its own cache, no key has to name its path, and the programs
+# that run as root have already refused a folder that others can write. Parsing TOML takes as long as 2.5 starts of
+# Python, reading the cache a hundredth of that. If the folder is read-only, TOML is parsed each time.
 
 
 def _key(path: str) -> tuple[Any, ...]:
     """What a cached result depends on: the file, the built-in policy, our code that reads them, this Python.
 
-    The change time is in it because `cp -p` and `tar` keep the modification time.
+    It includes the change time, because `cp -p` and `tar` keep the modification time.
     """
     stats = [os.stat(one) for one in (path, *CODE)]
     return (sys.hexversion, *((one.st_ctime_ns, one.st_mtime_ns, one.st_size, one.st_ino) for one in stats))
 
 
 def _recall(cache: str, key: tuple[Any, ...]) -> Data | None:
-    """The cached data for `key`; None when there are none that we wrote ourselves and that are whole."""
+    """The cached data for `key`; None if there is no complete cache that we wrote ourselves."""
     try:
         fd = os.open(cache, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -115,7 +117,7 @@ def _recall(cache: str, key: tuple[Any, ...]) -> Data | None:
         if not stat.S_ISREG(known.st_mode) or known.st_uid != os.geteuid() or known.st_mode & 0o077:
             return None
         blob = os.read(fd, CACHE_LIMIT)
-        # marshal may crash on damaged bytes, so nothing reaches it unproven.
+        # marshal may crash on damaged bytes, so the checksum comes first.
         if zlib.crc32(blob[4:]) != int.from_bytes(blob[:4], "big"):
             return None
         cached, data = marshal.loads(blob[4:])  # noqa: S302 - our own file, mode 0600, with the right checksum
@@ -127,7 +129,7 @@ def _recall(cache: str, key: tuple[Any, ...]) -> Data | None:
 
 
 def _remember(cache: str, key: tuple[Any, ...], data: Any) -> None:
-    """Keep `data` for the next load; where that can't be written, nothing is kept."""
+    """Keep `data` for the next load, if the folder can be written."""
     if time.time() - key[1][0] / 1e9 < SETTLED:
         return
     blob = marshal.dumps((key, data))
@@ -148,10 +150,10 @@ def _remember(cache: str, key: tuple[Any, ...], data: Any) -> None:
 
 
 def refuse_if_writable_by_others(path: str, top: str = "/") -> None:
-    """Raise ConfigError when anyone but root and us could change the file `path`, or replace it: what root obeys.
+    """Raise ConfigError if anybody but root and us could change or replace the file `path`, which root uses.
 
-    Every folder from `top` down counts, symbolic links are followed one by one. A sticky folder such as /tmp is refused
-    too: whoever comes first owns the name.
+    Checks every folder from `top` down, and follows symbolic links one by one. Also refuses a sticky folder such as
+    /tmp: there the first user owns the name.
     """
     found = unsafe(path, top)
     if found:
@@ -159,9 +161,9 @@ def refuse_if_writable_by_others(path: str, top: str = "/") -> None:
 
 
 def unsafe(path: str, top: str = "/", sticky: bool = False) -> list[str]:
-    """Why `path` is not safe to obey as root, each with the command that mends it; empty: it is.
+    """Why root can't use `path` safely, each with the command that mends it; empty if it is safe.
 
-    `sticky`: such a folder will do, for what is root's in it is not replaced by others.
+    `sticky`: allow a sticky folder, because others can't replace root's files in it.
     """
     found: list[str] = []
     for part in _steps(os.path.abspath(path), 40):
@@ -170,7 +172,7 @@ def unsafe(path: str, top: str = "/", sticky: bool = False) -> list[str]:
         try:
             status = os.lstat(part)
         except OSError as error:
-            return [*found, f"{part} can't be looked at: {error.strerror}"]
+            return [*found, f"{part} can't be checked: {error.strerror}"]
         if status.st_uid not in (0, os.geteuid()):
             found.append(f"{part} belongs to uid {status.st_uid}, who can change it: chown root {part}")
         elif sticky and status.st_mode & stat.S_ISVTX and stat.S_ISDIR(status.st_mode):
@@ -182,7 +184,7 @@ def unsafe(path: str, top: str = "/", sticky: bool = False) -> list[str]:
 
 
 def _steps(path: str, links: int) -> Iterator[str]:
-    """Every folder on the way to `path`, `path` itself, and the same for where a symbolic link among them leads."""
+    """Every folder on the way to `path`, `path` itself, and the same for the target of each symbolic link."""
     part = "/"
     yield part
     for name in path.strip("/").split("/"):

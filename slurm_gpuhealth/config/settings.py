@@ -1,8 +1,7 @@
-"""The configuration as frozen values: one class a table of gpuhealth.toml, with its defaults.
+"""The configuration as frozen values: one class for each table of gpuhealth.toml, with its defaults.
 
-The annotation of a field is its kind: `config/load.py` reads the TOML value by it ("10min" → 600.0 for `Seconds`).
-What each key means to an admin stands in etc/gpuhealth.toml, from which docs/configuration.md is made; a test
-holds the two together.
+A field's annotation is its kind: `config/load.py` converts the TOML value by it ("10min" → 600.0 for `Seconds`).
+etc/gpuhealth.toml explains each key to admins, and docs/configuration.md is made from it; a test keeps it complete.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ class Nvml:
 
 @frozen
 class DcgmModel:
-    """One `[[dcgm.model]]`: what DCGM is told of one GPU model, instead of what [dcgm] says of all."""
+    """One `[[dcgm.model]]`: DCGM's settings for one GPU model, instead of those in [dcgm]."""
 
     gpu: str
     """As in `Model`."""
@@ -150,7 +149,7 @@ class Dcgm:
     parameters: str = ""
     """For dcgmi's -p."""
     skips: tuple[str, ...] = ()
-    """Tests whose Skip means: not for this model."""
+    """Tests that these GPUs can't run."""
     model: tuple[DcgmModel, ...] = ()
 
 
@@ -252,7 +251,7 @@ class Store:
     url: str = ""
     """`file:///FOLDER` (a shared directory) or `postgresql://…`; empty: nothing is shipped."""
     database: File = "/var/lib/gpuhealth/cluster.db"
-    """Of `file:///FOLDER`: the controller's SQLite, into which the nodes' files are taken."""
+    """With `file:///FOLDER`: the controller's SQLite file, into which it reads the nodes' files."""
     password_file: File = ""
     timeout: Seconds = 10.0
     outbox_mib: int = 64
@@ -271,12 +270,12 @@ class Accounting:
 
 @frozen
 class Suspicion:
-    """The constants of the correlator's method; where each comes from stands in etc/gpuhealth.toml."""
+    """The constants of the correlator's method; etc/gpuhealth.toml says where each comes from."""
 
     hazards: tuple[Number, ...] = (0.003, 0.02, 0.06, 0.2, 0.6, 0.6, 0.6)
-    """Failures a day of allocated time, by level; the first is a good node's."""
+    """Failures per day of allocated time, by level; the first is a good node's."""
     starts: tuple[Number, ...] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5)
-    """Share of its jobs that a node of that level kills whatever they do. The last level's look like the program's."""
+    """Share of jobs that a node of that level kills. Failures on the last level look like the program's own."""
     priors: tuple[Number, ...] = (0.985, 0.002, 0.004, 0.005, 0.003, 0.0006, 0.0004)
     half_life: Seconds = 5184000.0
     horizon: Seconds = 2419200.0
@@ -298,7 +297,7 @@ class Suspicion:
     log_thermal: tuple[Number, ...] = (0.02, 0.001, 0.001, 0.001, 0.001)
     log_nothing: tuple[Number, ...] = (0.3, 0.12, 0.1, 0.15, 0.3)
     log_runs: Number = 200.0
-    """How many failures of this cluster the application column of the rows above counts for."""
+    """The application column above weighs as much as this many failures of this cluster."""
     runs: Number = 3.0
     failing: Number = 0.12
     least: Number = 0.02
@@ -332,7 +331,7 @@ class Correlate:
     exclude: File = ""
     hung: Literal["off", "notify", "requeue"] = "off"
     settle: Seconds = 300.0
-    """An attempt is scored this long after its end: by then the nodes' findings have arrived."""
+    """An attempt is judged this long after its end: by then the nodes' findings have arrived."""
 
 
 @frozen
@@ -345,13 +344,13 @@ class Row:
     rung: str = ""
     """The rung that a fault queues; empty: none."""
     when: Mapping[str, Scalar | tuple[Scalar, ...]] = {}
-    """What the finding's details must say: key → value, or a list of which one must be it."""
+    """Details that the finding must have: key → value, or a list of allowed values."""
     times: int = 1
     window: Seconds = 86400.0
     distinct: str = ""
     """What must differ between the repetitions: `job` or `user`; empty: nothing."""
     passed: str = ""
-    """What a pass of that rung is worth: a higher rung that follows nevertheless; empty: the rung's own, give back."""
+    """A higher rung that follows even if this rung passes; empty: the node is given back."""
     failed: str = ""
     """The rung that follows a failure; empty: the rung's own (ladder/rungs.py)."""
     why: str = ""
@@ -401,7 +400,7 @@ class Problem:
 
     file: str
     line: int
-    """0 where it is about the file as a whole."""
+    """0 if it is about the whole file."""
     key: str
     message: str
     """What was expected, what is there, what to do."""

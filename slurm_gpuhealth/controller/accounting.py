@@ -1,11 +1,11 @@
-"""How jobs ended, as Slurm's accounting has it: read, joined with the nodes' own record, and kept in the store.
+"""Reads from Slurm's accounting how jobs ended, joins it with the nodes' own records, and keeps it in the store.
 
     sacct or PySlurm ─▶ Ended ─▶ numbered by job and start ─▶ attempt, attempt_node ┐
     sacctmgr         ─▶ Noted ─▶ not ours                  ─▶ outside               ├ one transaction a day read
                                                               cursor                ┘
 
-A row may come late (slurmdbd was away) or change (an end corrected): what ended since `settled` is read again each
-time, and `settled` is what had been read an hour ago. Once a day the last week is read again.
+A row may come late (slurmdbd was down) or change (a corrected end). So each run reads everything since `settled` again;
+`settled` is how far an earlier run, at least an hour ago, had read. Once a day the last week is read again.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ if TYPE_CHECKING:
 
 DAY = 86400.0
 LATE = 3600.0
-"""Seconds for which a row may be missing from accounting although slurmdbd answers: slurmctld still hands it on."""
+"""Seconds for which a row may be missing although slurmdbd answers: slurmctld has not sent it yet."""
 WEEK = 7 * DAY
 DOWN_NEAR = 30.0
-"""Seconds between a NODE_FAIL and the DOWN of the node that it died of: the same second, measured in 22.05."""
+"""The most seconds between a NODE_FAIL and the DOWN of its node. Measured in 22.05: the same second."""
 MANY = 500
-"""Rows for one question to the store."""
+"""Rows per query to the store."""
 KEYS = ("cluster", "job", "attempt")
 
 
 class Taken(NamedTuple):
-    """How many rows are new or not as they were."""
+    """How many rows are new or have changed."""
 
     attempts: int = 0
     outside: int = 0
 
 
 def finished(settings: Settings, since: float, until: float) -> Iterator[Ended]:
-    """What ended in since ≤ t < until, day by day, numbered from 0 for each job. Raises control.SlurmError."""
+    """The runs that ended in since ≤ t < until, day by day, numbered from 0 for each job. Raises control.SlurmError."""
     last: dict[int, int] = {}
     for begin, end in windows(since, until):
         for one in _ended(settings, begin, end):
             job = one.attempt.job
-            last[job] = max(last.get(job, -1) + 1, one.restarts or 0)  # numbers are given anew one day
+            last[job] = max(last.get(job, -1) + 1, one.restarts or 0)  # Slurm uses job numbers again
             yield one._replace(attempt=one.attempt._replace(attempt=last[job]))
 
 
@@ -65,10 +65,10 @@ def outside(settings: Settings, since: float, until: float) -> list[Event]:
 
 
 def take_in(engine: sql.Engine, settings: Settings, now: float) -> Taken:
-    """Bring the store up to date. A row that has changed is the correlator's to judge again (`fed`).
+    """Update the store. The correlator judges a changed row again (`fed`).
 
-    Killed anywhere it goes on from the last day that it finished. Raises control.SlurmError; what was read until then
-    is kept.
+    If it is killed, the next run continues after the last finished day. Raises control.SlurmError; what was read until
+    then is kept.
     """
     with engine.connect() as db:
         row = db.execute(sql.select(schema.cursor.c.value).where(schema.cursor.c.name == "accounting")).scalar()
@@ -80,7 +80,7 @@ def take_in(engine: sql.Engine, settings: Settings, now: float) -> Taken:
     for begin, end in windows(min(since, now - WEEK) if weekly else since, now):
         ends, notes = _ended(settings, begin, end), sacct.noted(settings, begin, end)
         with engine.begin() as db:
-            lock(db)  # what comes while others judge would count as judged
+            lock(db)  # rows that come while another program judges would count as judged
             taken = Taken(taken.attempts + _keep_attempts(db, ends), taken.outside + _keep_outside(db, notes))
             marks["settled"] = max(marks["settled"], min(end, now - DAY))
             _keep_marks(db, marks)
@@ -92,7 +92,7 @@ def take_in(engine: sql.Engine, settings: Settings, now: float) -> Taken:
 
 
 def joined(db: sql.Connection, job: int, attempt: int) -> Attempt:
-    """An attempt in the store, with what its nodes recorded of it. Raises KeyError. Many at once: `join`."""
+    """An attempt in the store, with its nodes' records. Raises KeyError. For many at once: `join`."""
     table = schema.attempt
     rows = db.execute(sql.select(table).where(table.c.job == job, table.c.attempt == attempt))
     for found in join(db, map(attempt_of, rows.mappings())):
@@ -101,9 +101,9 @@ def joined(db: sql.Connection, job: int, attempt: int) -> Attempt:
 
 
 def join(db: sql.Connection, attempts: Iterable[Attempt]) -> Iterator[Attempt]:
-    """Attempts with what their nodes recorded: which GPUs, the true codes, what the log said.
+    """Attempts with their nodes' records: which GPUs, the true exit codes, what the log said.
 
-    The epilog saw 137 where accounting has 9, and 0:0 for all that somebody ended: then accounting's word stands.
+    The epilog sees 137 where accounting has 9. For jobs that somebody ended it sees 0:0: then accounting's code counts.
     """
     rest = iter(attempts)
     while some := list(islice(rest, MANY)):
@@ -132,18 +132,19 @@ def attempt_of(row: Any) -> Attempt:
 
 
 def event_of(one: Noted) -> Event:
-    """An outsider's drain as an event."""
+    """A drain that is not ours, as an event."""
     detail = {"reason": one.reason, "user": one.user, "until": one.end}
     return Event(one.start, one.node, None, "drain", _code(one), "info" if _code(one) == "drain" else "warning", detail)
 
 
 def is_ours(one: Noted) -> bool:
-    """Whether we did it, or it is no drain: our holds would feed on themselves, also as an admin left their text."""
+    """Whether the drain is ours, or it is not a drain. Our own holds must not count as evidence, even if an admin has
+    changed their text."""
     return not _code(one) or one.reason.startswith(reasons.PREFIX)
 
 
 def windows(since: float, until: float) -> Iterator[tuple[float, float]]:
-    """since … until in days at most."""
+    """since … until in steps of at most a day."""
     while since < until:
         yield since, min(since + DAY, until)
         since += DAY
@@ -154,7 +155,7 @@ def _code(one: Noted) -> str:
 
 
 def _ended(settings: Settings, since: float, until: float) -> list[Ended]:
-    """From the back end that is configured, with the node that a NODE_FAIL died of."""
+    """The ended runs from the configured back end, with the node that caused each NODE_FAIL."""
     if settings.accounting.backend == "pyslurm":
         from slurm_gpuhealth.slurm import accounting_pyslurm
 
@@ -165,9 +166,9 @@ def _ended(settings: Settings, since: float, until: float) -> list[Ended]:
 
 
 def _failed_nodes(settings: Settings, ends: list[Ended]) -> list[Ended]:
-    """Before 24.11 accounting does not say which node failed: of a job's nodes the only one that went down then.
+    """Before 24.11 accounting does not say which node failed: it is the job's only node that went down then.
 
-    And in no release that somebody set it DOWN: to Slurm that is a NODE_FAIL too, and to us a cancellation.
+    No release says that somebody set the node DOWN: Slurm calls that a NODE_FAIL too, but for us it is a cancellation.
     """
     lost = [one.attempt for one in ends if one.attempt.state == "NODE_FAIL"]
     if not lost:
@@ -190,12 +191,12 @@ def _failed_nodes(settings: Settings, ends: list[Ended]) -> list[Ended]:
 
 
 def _by_hand(down: Noted) -> bool:
-    """A reason that an admin wrote stays, even if the drained node dies later: the admin already owns it."""
+    """Whether an admin set the node DOWN: its reason is an admin's. Such a reason stays even if the node dies later."""
     return bool(down.reason) and not is_ours(down) and not reasons.is_slurms(down.reason)
 
 
 def _keep_attempts(db: sql.Connection, ends: Sequence[Ended]) -> int:
-    """Number and write them; how many are new or not as they were."""
+    """Number the runs and write them; returns how many are new or have changed."""
     changed, numbered = 0, _numbered(db, ends)
     while some := list(islice(numbered, MANY)):
         rows, places = [], []
@@ -216,7 +217,7 @@ def _keep_attempts(db: sql.Connection, ends: Sequence[Ended]) -> int:
 
 
 def _numbered(db: sql.Connection, ends: Sequence[Ended]) -> Iterator[Ended]:
-    """Each run with the number it has in the store; a new one with Slurm's, or the next."""
+    """Each run with its number in the store; a new run gets Slurm's number, or the next one."""
     table = schema.attempt.c
     known: dict[tuple[str, int], dict[float, int]] = defaultdict(dict)
     for some in _chunks(sorted({one.attempt.job for one in ends})):
@@ -247,7 +248,7 @@ def _keep_marks(db: sql.Connection, marks: Mapping[str, float]) -> None:
 
 
 def _upsert(db: sql.Connection, table: sql.Table, keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> int:
-    """Write rows over those of the same key, where something differs; how many that were."""
+    """Insert rows, or replace rows of the same key that differ; returns how many."""
     if not rows:
         return 0
     if db.dialect.name == "postgresql":
@@ -263,7 +264,7 @@ def _upsert(db: sql.Connection, table: sql.Table, keys: Sequence[str], rows: Seq
 
 
 def _of_jobs(db: sql.Connection, table: sql.Table, attempts: Sequence[Attempt]) -> dict[int, list[Any]]:
-    """What nodes shipped of these jobs, by job, in the order of time."""
+    """What nodes shipped about these jobs, by job, in order of time."""
     found: dict[int, list[Any]] = defaultdict(list)
     time = table.c.started if "started" in table.c else table.c.time
     jobs = sorted({one.job for one in attempts})
@@ -273,7 +274,7 @@ def _of_jobs(db: sql.Connection, table: sql.Table, attempts: Sequence[Attempt]) 
 
 
 def _nearest(attempt: Attempt, runs: Sequence[Any]) -> dict[str, Any]:
-    """Of each of the attempt's nodes the record of this run: the one that began nearest to it."""
+    """For each of the attempt's nodes the record of this run: the record whose begin is nearest."""
     own: dict[str, Any] = {}
     away: dict[str, float] = {}
     for run in runs:

@@ -1,4 +1,4 @@
-"""What was done, in the table `action`: written down before it is done, so that a kill between the two is seen."""
+"""The table `action`: each action is written there before it is done, so that a kill in between is visible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Act:
 
 
 def mend(act: Act) -> None:
-    """Actions that a kill left half done."""
+    """Mark actions that a kill has interrupted."""
     table = schema.action
     with act.engine.begin() as db:
         db.execute(sql.update(table).where(table.c.result == "begun").values(result="begun, and cut short"))

@@ -1,7 +1,7 @@
-"""What verdicts and suspicion lead to: a rung for a lemon, a comment, a requeue, the exclude list. Each is opt-in.
+"""Acts on verdicts and suspicion: a rung for a lemon, a comment, a requeue, the exclude list. Each is opt-in.
 
-An action is written down before it is done. Killed between the two, what can be done twice is done again, and a
-requeue, which can't, counts as done.
+An action is written down before it is done. After a kill in between it is done again if that does no harm; a requeue
+must not be done twice, so it counts as done.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.outcomes import Suspicion, Verdict
 
 SURE = 0.7
-"""Confidence from which a job is put back into the queue: correlator.md's "medium"."""
+"""Jobs are requeued from this confidence on: correlator.md's "medium"."""
 RECENT = 86400.0
-"""Seconds after its end in which a job gets its first comment: for 28 days of history a first run would take hours."""
+"""A job gets its first comment within so many seconds after its end: for 28 days of history a run would take hours."""
 HUNG = 600.0
-"""Seconds that a job may run on with a GPU that is gone before it is called hung."""
+"""A job that still runs so many seconds after its GPU was lost counts as hung."""
 AN_HOUR = 100
-"""Most requeues in an hour, of all jobs: a node has fewer on it, and what ends more than that is no node."""
+"""The most requeues per hour, of all jobs: a node has fewer jobs, so if more fail, no single node is the cause."""
 SAME = 2.0
-"""Seconds by which slurmctld and accounting may differ over when a run began: PySlurm and sacct cut to whole ones."""
+"""slurmctld and accounting may differ by so many seconds about a run's begin: PySlurm and sacct have whole seconds."""
 PROLOG = 60.0
-"""Seconds that a node's clock may be behind when its prolog notes a job's begin."""
+"""A node's clock may be so many seconds behind when its prolog notes a job's begin."""
 
 
 def after(act: Act, verdicts: Sequence[Verdict], suspects: Sequence[Suspicion]) -> None:
-    """Do what is turned on. What Slurm refuses is said and written down; nothing here raises for Slurm's sake."""
+    """Do what is turned on. If Slurm refuses, that is logged and written down; nothing here raises because of Slurm."""
     wanted = act.settings.correlate
     action_log.mend(act)
     try:
@@ -63,7 +63,7 @@ def after(act: Act, verdicts: Sequence[Verdict], suspects: Sequence[Suspicion]) 
 
 
 def _comment(act: Act, verdict: Verdict) -> None:
-    """The verdict into the AdminComment of the job's latest attempt, unless it holds somebody's own words."""
+    """Write the verdict into the AdminComment of the job's latest attempt, unless somebody else wrote one."""
     text = _line(act, verdict)
     past = action_log.past(act, "comment", job=verdict.job, attempt=verdict.attempt)
     told = [json.loads(row.detail) for row in past if row.result == "written"]
@@ -83,8 +83,8 @@ def _comment(act: Act, verdict: Verdict) -> None:
     asked = child.run(
         [accounting.sacct, "-n", "-X", "-P", "-j", job, "-o", fields], timeout=accounting.timeout, env=env
     )
-    # The last task of an array and the first part of a heterogeneous job bear the number of the whole, which sacctmgr
-    # takes for all of them: 10_3 and 10+0 mean the one.
+    # The last task of an array and the first part of a heterogeneous job have the number of the whole job, which for
+    # sacctmgr means all of them. 10_3 and 10+0 mean only the one.
     row = re.search(rf"^{job}\|([\d_+]+)\|(.*)", asked.stdout.decode("utf-8", "replace"), re.MULTILINE)
     if asked.rc != 0 or not row or (row[2] and not row[2].startswith(words.PREFIX.strip())):
         return
@@ -101,8 +101,8 @@ def _comment(act: Act, verdict: Verdict) -> None:
 
 
 def _worth_telling(verdict: Verdict, told: Sequence[dict[str, Any]]) -> bool:
-    """Whether what a user was told is to be taken back: for another cause that is sure, and was not told before. Who
-    reads now the one and now the other believes neither."""
+    """Whether to replace what the user was told: only by another cause that is sure and was not told before. A comment
+    that changes back and forth convinces nobody."""
     known = [(one.get("cause"), one.get("node")) for one in told]
     return verdict.confidence >= SURE and (verdict.cause, verdict.node) not in known
 
@@ -115,7 +115,7 @@ def _line(act: Act, verdict: Verdict) -> str:
 
 
 def _requeue(act: Act, verdict: Verdict) -> None:
-    """Put the job back into the queue, away from the node: exactly this attempt, and not for ever."""
+    """Requeue the job away from the node: only this attempt, and not too often."""
     every = [row for row in action_log.past(act, "requeue") if abs(act.now - row.time) < 3600.0]
     past = action_log.past(act, "requeue", job=verdict.job)
     if len(every) >= AN_HOUR:
@@ -128,9 +128,9 @@ def _requeue(act: Act, verdict: Verdict) -> None:
         if job.state not in ("FAILED", "NODE_FAIL") or job.restarts != verdict.attempt:
             return
         if not _began(act, verdict, job.start):
-            return  # another job, which was given its number
+            return  # another job with the same number
         if not (job.requeue and job.batch) or job.het:
-            return  # its user said no; or nobody could start it again
+            return  # its user does not want that, or it can't be started again
         named = verdict.node and control.asks_by_name(slurm, job)
     except control.SlurmError:
         return  # slurmctld forgets a job after MinJobAge
@@ -156,7 +156,7 @@ def _began(act: Act, verdict: Verdict, start: float) -> bool:
 
 
 def _look_for_hung(act: Act) -> None:
-    """Jobs that still run on a GPU that is gone: said, or exactly those requeued, once an attempt."""
+    """Find jobs that still run on a lost GPU: report them, or requeue only these, once per attempt."""
     run, finding = schema.run, schema.finding
     ahead = sql.func.coalesce(finding.c.clock, 0.0)
     gone = sql.or_(
@@ -182,11 +182,11 @@ def _hung(act: Act, one: Any) -> None:
     try:
         job = control.show_job(act.settings.slurm, one.job)
         if job.state != "RUNNING" or job.restarts != one.restart or one.began < job.start - PROLOG or not job.start:
-            return  # the record of a node that was installed anew may be of an earlier job of that number
+            return  # after a reinstallation a node's record may be about an earlier job with that number
     except control.SlurmError as error:
         say(f"job {one.job}: {error}")
         return
-    text = f"job {one.job} still runs on {one.node}, whose GPU {one.gpu} is gone since {act.now - one.time:.0f} s"
+    text = f"job {one.job} still runs on {one.node}, whose GPU {one.gpu} was lost {act.now - one.time:.0f} s ago"
     number = action_log.begin(act, "hung", {"gpu": one.uuid, "since": one.time}, one.job, one.restart, one.node)
     result = "notified"
     if act.settings.correlate.hung == "requeue" and job.requeue and job.batch and not job.het:

@@ -1,7 +1,7 @@
 """The suspects as a file for `sbatch --exclude=$(cat FILE)`.
 
-One name that Slurm does not know makes it refuse each job that is submitted so; a file that names the whole cluster
-would keep each waiting. So: only nodes that Slurm has now, and no more than may be held for new faults.
+If the file has a name that Slurm does not know, Slurm refuses each job that uses it. If it names the whole cluster,
+each such job waits. So it has only nodes that Slurm has now, and at most as many as may be held for new faults.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.config.settings import Settings
 
 MOST = 1 << 16
-"""Bytes of the old file that are looked at."""
+"""The most bytes of the old file that are compared."""
 
 
 def publish(settings: Settings, nodes: Sequence[str]) -> None:
-    """Write `nodes`, which Slurm has, the worst first; what can't be done is said, and the file stays as it was."""
+    """Write `nodes`, the worst first, which Slurm has. If that fails, it is logged, and the file stays as it was."""
     try:
         _, total = control.holds(settings.slurm, settings.drain.nodes)
         most = budget.most(total, settings.drain.budget, settings.drain.floor)
@@ -36,7 +36,7 @@ def publish(settings: Settings, nodes: Sequence[str]) -> None:
 
 
 def write(path: str, nodes: Iterable[str]) -> None:
-    """The nodes as a hostlist, one line; replaced as a whole. Raises OSError."""
+    """Write the nodes as a hostlist, one line; replaces the file as a whole. Raises OSError."""
     from ClusterShell.NodeSet import NodeSet  # type: ignore[import-untyped]
 
     data = f"{NodeSet.fromlist(sorted(nodes))}\n".encode()
@@ -56,7 +56,7 @@ def write(path: str, nodes: Iterable[str]) -> None:
 
 
 def _read(path: str) -> bytes:
-    """b"" where it is none of ours: a link, or a FIFO, for which one would wait."""
+    """The old content; b"" if it is not our file: a link, or a FIFO, which could block us."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,6 +1,6 @@
-"""Takes in what the nodes have shipped: their files in the shared directory, or PostgreSQL's inbox.
+"""Reads what the nodes have shipped, from their files in the shared directory or PostgreSQL's inbox, into the store.
 
-Rows and the position that they came from are one transaction. Killed anywhere, the next run goes on from there.
+Rows and their position in the file are written in one transaction. If a run is killed, the next one continues there.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.config.settings import Settings
 
 AT_ONCE = 5000
-"""Records a transaction."""
+"""Records per transaction."""
 MOST_KEPT = 100
-"""Lines that are none of ours and are kept, a run; the rest is only counted."""
+"""How many invalid lines a run keeps; others are only counted."""
 
 
 class Taken(NamedTuple):
     rows: int = 0
-    """Records, those that were known included."""
+    """Records, including those that were already known."""
     skipped: int = 0
-    """Lines that are none."""
+    """Lines that are not valid records."""
     files: int = 0
     trouble: tuple[str, ...] = ()
-    """What could not be read, and the first lines that were skipped: file, line, why."""
+    """What could not be read, and the first skipped lines: file, line, why."""
 
 
 def ingest(engine: Engine, settings: Settings, now: float) -> Taken:
-    """Take in all that is there. Raises nothing for what nodes wrote, or for a directory that can't be read."""
+    """Read everything that is there. Never raises because of what nodes wrote, or of an unreadable directory."""
     url = settings.store.url
     if url.startswith("postgresql:"):
         return _Inbox(engine, now).all()
@@ -52,19 +52,19 @@ def ingest(engine: Engine, settings: Settings, now: float) -> Taken:
 
 
 def _listed(folder: str) -> list[str]:
-    """In a child, for it may hang. Complete files first, the oldest of a node first."""
+    """In a child, because it may hang. Complete files first, a node's oldest first."""
     there = open_folder(folder)
     names = [name for name in os.listdir(there) if name.endswith(END) and not name.startswith(".")]
     return sorted(names, key=lambda name: (node_of(name), BEFORE_TIME not in name, name))
 
 
 def node_of(name: str) -> str:
-    """Whose file it is."""
+    """The node whose file it is."""
     return name[: -len(END)].partition(BEFORE_TIME)[0]
 
 
 class _Taking:
-    """One run: what is to be written, and the counts."""
+    """One run: the rows to write, and the counts."""
 
     def __init__(self, engine: Engine, now: float) -> None:
         self.engine, self.now = engine, now
@@ -101,7 +101,7 @@ class _Taking:
 
 
 class _Files(_Taking):
-    """The nodes' files. A file goes by the hash of its first line: its name changes, and inodes are used again."""
+    """The nodes' files. The hash of its first line identifies a file: its name changes, and inodes are used again."""
 
     def __init__(self, engine: Engine, now: float, folder: str) -> None:
         super().__init__(engine, now)
@@ -109,7 +109,7 @@ class _Files(_Taking):
         self.moved: dict[tuple[str, str], dict[str, object]] = {}
         """(node, first) → its new row of `file`."""
         self.done: list[str] = []
-        """Complete files that are taken in."""
+        """Complete files that were read."""
 
     def all(self, names: list[str]) -> Taken:
         with reading(self.engine) as db:
@@ -118,12 +118,12 @@ class _Files(_Taking):
         seen, unread = set(), set()
         for name in names:
             if not records.NODE.fullmatch(node_of(name)):
-                self.trouble.append(f"{name!r}: is no node's file")
+                self.trouble.append(f"{name!r}: is not a node's file")
                 continue
             try:
                 seen.add(self._file(name))
             except FileNotFoundError:
-                continue  # renamed or taken in by another since it was listed
+                continue  # renamed or removed since it was listed
             except OSError as error:
                 self.trouble.append(f"{name}: {error.strerror}")
                 unread.add(node_of(name))
@@ -144,7 +144,7 @@ class _Files(_Taking):
         head = os.pread(fd, 4096, 0).partition(b"\n")
         first = node, hashlib.sha256(head[0]).hexdigest()[:32]
         position, number = self.known.get(first, (0, 0))
-        inside, number = number < 0, abs(number)  # negative: within a line that is too long, and was skipped
+        inside, number = number < 0, abs(number)  # negative: inside a line that is too long and was skipped
         if position and not _is_where_we_were(fd, position, inside):  # restored from a backup
             position, number, inside = 0, 0, False
         begin = position
@@ -152,7 +152,7 @@ class _Files(_Taking):
             chunk = os.pread(fd, records.LONGEST, position)
             whole = (chunk.find(b"\n") if inside else chunk.rfind(b"\n")) + 1
             if not chunk or not (whole or inside or len(chunk) == records.LONGEST):
-                break  # nothing, or a line that is being written or was torn
+                break  # nothing, or an incomplete line
             if whole and not inside:
                 for line in chunk[: whole - 1].split(b"\n"):
                     number += 1
@@ -168,12 +168,12 @@ class _Files(_Taking):
             if self.batch.size >= AT_ONCE:
                 self._flush()
         self.files += position > begin
-        if BEFORE_TIME in name:  # complete: what was torn at its end has been shipped again in the next
+        if BEFORE_TIME in name:  # complete: a torn line at its end was shipped again in the next file
             self.done.append(name)
         return first
 
     def _flush(self) -> None:
-        """Write what was read and how far that was; then complete files are not needed any more."""
+        """Write the rows and the positions; then remove complete files."""
         if self.moved:
             with self.engine.begin() as db:
                 self.save(db)
@@ -181,7 +181,7 @@ class _Files(_Taking):
                 statement = records.insert(db, table)
                 new = statement.excluded
                 values = {key: new[key] for key in ("name", "position", "lines")}
-                # Also backwards: a file that was cut grows again.
+                # Also backwards: a truncated file grows again.
                 moved = statement.on_conflict_do_update(index_elements=("node", "first"), set_=values)
                 db.execute(moved, list(self.moved.values()))
             self.moved.clear()
@@ -191,11 +191,11 @@ class _Files(_Taking):
             except FileNotFoundError:
                 pass
             except OSError as error:
-                self.trouble.append(f"{name}: is taken in, and can't be removed: {error.strerror}")
+                self.trouble.append(f"{name}: was read, but can't be removed: {error.strerror}")
         self.done.clear()
 
     def _forget(self, gone: list[tuple[str, str]]) -> None:
-        """Files that are not there any more."""
+        """Delete the positions of files that do not exist any more."""
         table = schema.file
         if not gone:
             return
@@ -205,7 +205,7 @@ class _Files(_Taking):
 
 
 def _is_where_we_were(fd: int, position: int, inside: bool) -> bool:
-    """Whether a line ends at `position`; `inside`: whether none does in what is before it, for a line's length."""
+    """Whether a line ends at `position`; `inside`: whether no line ends before it, for the length of a line."""
     if not inside:
         return os.pread(fd, 1, position - 1) == b"\n"
     before = os.pread(fd, records.LONGEST, position - records.LONGEST)
@@ -213,7 +213,7 @@ def _is_where_we_were(fd: int, position: int, inside: bool) -> bool:
 
 
 class _Inbox(_Taking):
-    """PostgreSQL: what is read is removed in the same transaction."""
+    """PostgreSQL's inbox: rows that are read are removed in the same transaction."""
 
     QUERY = """
         DELETE FROM inbox

@@ -1,4 +1,4 @@
-"""A lemon is asked for the rung that is due: through its reason, within the budget, and only while it is in service."""
+"""Asks a lemon for the rung that is due: through its reason, within the budget, and only while it is in service."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.outcomes import Suspicion
 
 AGAIN = 7 * 86400.0
-"""Seconds after which the same rung may be asked for anew without new failures."""
+"""Seconds after which the same rung may be asked for again without new failures."""
 FRESH = 0.5
-"""New failures of the node since it was asked last, by responsibility, that make it worth asking again."""
+"""With so many new failures since the last request, weighted by blame, the node is asked again."""
 TESTS = ("L3", "L4", "RMA")
-"""The rungs that are asked for. Level 2 the epilog runs after each failed job."""
+"""The rungs that are asked for. The epilog runs level 2 after each failed job."""
 
 
 def lemons(act: Act, suspects: Sequence[Suspicion]) -> list[Suspicion]:
-    """Those that are due for a rung that is asked for, and that Slurm still has: a node that was renamed or sold is a
+    """The suspects that are due for such a rung and that Slurm still has: a node that was renamed or removed stays a
     suspect for weeks. Raises control.SlurmError."""
     due = [_tested(one) for one in suspects if one.rung in TESTS]
     there = control.known(act.settings.slurm, [one.node for one in due]) if due else ()
@@ -39,7 +39,7 @@ def lemons(act: Act, suspects: Sequence[Suspicion]) -> list[Suspicion]:
 
 
 def ask(act: Act, suspects: Sequence[Suspicion]) -> None:
-    """Ask each that it is worth asking; what can't be asked is said. Raises control.SlurmError."""
+    """Ask each suspect that is due; failures are logged. Raises control.SlurmError."""
     due = [one for one in suspects if _is_due(act, one)]
     if not due:
         return
@@ -65,8 +65,8 @@ def _only_shown(act: Act) -> bool:
 
 
 def _is_due(act: Act, one: Suspicion) -> bool:
-    """Whether it is worth asking: a deeper rung than last time, new failures since, or long ago."""
-    # What was cut short was not asked, and in shadow mode nothing is.
+    """Whether to ask it: for a deeper rung than last time, after new failures, or if the last time is long ago."""
+    # A request that was cut short does not count, and in shadow mode there is none.
     not_asked = ("begun",) if _only_shown(act) else ("begun", "shadow")
     past = [row for row in action_log.past(act, "rung", node=one.node) if not row.result.startswith(not_asked)]
     if not past:
@@ -77,17 +77,17 @@ def _is_due(act: Act, one: Suspicion) -> bool:
 
 
 def _claim(act: Act, one: Suspicion, holds: list[Any], total: int) -> int | None:
-    """Ask one node in service for its rung; the action's number where a claim was written."""
+    """Ask one node in service for its rung; returns the action's number if a claim was written."""
     gpus = [gpu for gpu, share in one.gpus.items() if share > 0.5 and str(gpu).isdigit()]
     request = asking.Request(
         one.rung, gpu=int(gpus[0]) if one.rung == "RMA" and gpus else None, by="correlate", fact="suspect"
     )
     if any(hold.node == one.node for hold in holds):
-        return None  # it is at the ladder already
+        return None  # it is on the ladder already
     try:
         record = control.show_node(act.settings.slurm, one.node)
         if record.owner != "none":
-            return None  # an admin's or Slurm's: asked again when it is in service
+            return None  # an admin or Slurm drained it: it is asked once it is in service
         number = action_log.begin(act, "rung", _detail(one), None, None, one.node)
         try:
             _, said = asking.ask(act.settings, one.node, request, holds, total, act.now)
@@ -96,7 +96,10 @@ def _claim(act: Act, one: Suspicion, holds: list[Any], total: int) -> int | None
             raise
         action_log.end(act, number, said)
     except (asking.Unchanged, control.SlurmError, ValueError) as error:
-        say(f"{one.node}: {one.rung} is due, and not asked for: {error}", error=not isinstance(error, asking.Unchanged))
+        say(
+            f"{one.node}: {one.rung} is due, but was not asked for: {error}",
+            error=not isinstance(error, asking.Unchanged),
+        )
         return None
     say(f"{one.node}: {said}: {_because(one)}", error=True)
     return number
@@ -120,5 +123,5 @@ def _because(one: Suspicion) -> str:
 
 
 def _tested(one: Suspicion) -> Suspicion:
-    """For its jobs alone a node is tested, and comes back by itself; RMA waits for a human, beside that budget."""
+    """Without hard evidence a node is only tested, and comes back by itself: RMA would wait for an admin."""
     return one._replace(rung="L4") if one.rung == "RMA" and not one.hard else one

@@ -1,8 +1,8 @@
-"""One run of `gpuhealth correlate`: what is new in the store is judged in one transaction, and then acted upon.
+"""One run of `gpuhealth correlate`: judges what is new in the store in one transaction, then acts.
 
     ingest, accounting ─▶ new events and attempts, by time ─▶ Correlator ─▶ verdicts, suspicion, its state, cursors
 
-Killed anywhere before the commit nothing has happened; after it, nothing is judged twice.
+If it is killed before the commit, nothing has happened; after it, nothing is judged twice.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 KEPT = (NodeState, AppState, FleetState, Case, Record, Incident, Attempt)
 SET = 1_700_000_000.0
-"""November 2023: a clock that shows an earlier time is not set yet."""
+"""November 2023: a clock with an earlier time is not set yet."""
 LAYOUT = f"{zlib.crc32(repr([getattr(kind, '_fields', None) or [*kind.__annotations__] for kind in KEPT]).encode()):x}"
 """Which fields the state in the store has."""
 FLEET = 600.0
-"""Seconds between two looks at all nodes' suspicion, which cost as much as the fleet is large."""
+"""Seconds between two computations of all nodes' suspicion: their cost grows with the fleet."""
 
 
 @frozen
@@ -45,24 +45,24 @@ class Done:
     """What a run did."""
 
     taken: int = 0
-    """Records of the nodes."""
+    """Records from the nodes."""
     attempts: int = 0
     judged: int = 0
     rescored: int = 0
     suspects: int = 0
     trouble: tuple[str, ...] = ()
-    """What could not be asked or read: the next run tries again."""
+    """What could not be asked or read; the next run tries again."""
 
 
 def once(settings: Settings, now: float, act: bool = True) -> Done:
-    """Take in, judge, and act. Raises StoreError where there is no store; accounting that is away is trouble."""
+    """Read the records, judge, and act. Raises StoreError if there is no store; accounting that is down is trouble."""
     if now < SET:
         return Done(trouble=(f"the clock of this host is not set: it says {now:.0f} s after 1970; nothing is judged",))
     engine = open_store(settings)
     with alone(engine) as mine:
         if mine:
             return _once(engine, settings, now, act)
-    return Done(trouble=("another host is at it",))
+    return Done(trouble=("another run is active on another host",))
 
 
 def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done:
@@ -92,8 +92,8 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
         with engine.connect() as db:
             told = judged.scored_since(db, float(unacted)) if unacted else []
         latest = {} if anew else _by_attempt((*told, *verdicts, *again))
-        if len(clusters) > 1:  # a node of the one would be drained for what the other's of that name did
-            trouble.append(f"in the store are the jobs of several clusters ({', '.join(clusters)}): nothing is done")
+        if len(clusters) > 1:  # a node could be drained for a node of the same name in another cluster
+            trouble.append(f"the store has jobs of several clusters ({', '.join(clusters)}): no action is taken")
         else:
             actions.after(action_log.Act(settings, engine, now), list(latest.values()), suspects)
         with engine.begin() as db:
@@ -102,12 +102,12 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
 
 
 def _leaves(engine: sql.Engine, settings: Settings, trouble: list[str]) -> Mapping[str, Sequence[str]]:
-    """Leaf switch → its nodes, as slurmctld said last: without them what a switch ended is laid on its nodes, and what
-    takes slurmctld away may be that switch."""
+    """Leaf switch → its nodes, as slurmctld last said. If slurmctld is down, the switch itself may be the cause, and
+    without the switches its nodes would be blamed."""
     try:
         leaves = topology.leaves(settings)
     except control.SlurmError as error:
-        trouble.append(f"{error}; the switches are those of the last run")
+        trouble.append(f"{error}; using the switches of the last run")
         with engine.connect() as db:
             return dict(json.loads(judged.get_cursor(db, "leaves") or "{}"))
     with engine.begin() as db:
@@ -116,7 +116,7 @@ def _leaves(engine: sql.Engine, settings: Settings, trouble: list[str]) -> Mappi
 
 
 def _forget(engine: sql.Engine, before: float) -> None:
-    """Applications that have not run since: where each job has a submit line of its own, each is one for itself."""
+    """Delete applications that have not run since: if each job has its own submit line, there is one per job."""
     table = schema.state
     its = table.c.kind == "application"
     with engine.begin() as db:
@@ -128,7 +128,7 @@ def _forget(engine: sql.Engine, before: float) -> None:
 
 
 def _begin_anew(engine: sql.Engine) -> bool:
-    """After an upgrade that remembers other things all that the store has is judged anew; True: it was acted upon."""
+    """If an upgrade has changed the state's fields, judge the whole store again. True: it was acted upon before."""
     with engine.begin() as db:
         lock(db)
         before = judged.get_cursor(db, "layout")
@@ -142,7 +142,7 @@ def _begin_anew(engine: sql.Engine) -> bool:
 
 
 def _begin_to_act(engine: sql.Engine, now: float) -> str:
-    """Since when verdicts were not acted upon, because a run was cut short; "": there are none."""
+    """Since when verdicts were not acted upon because a run was cut short; "" if there are none."""
     with engine.begin() as db:
         unacted = judged.get_cursor(db, "unacted")
         judged.put_cursor(db, "unacted", unacted or str(now))
@@ -152,7 +152,7 @@ def _begin_to_act(engine: sql.Engine, now: float) -> str:
 def judge(
     engine: sql.Engine, settings: Settings, leaves: Mapping[str, Sequence[str]], now: float
 ) -> tuple[list[Verdict], list[Verdict], list[Suspicion]]:
-    """Judge what is new, in one transaction: new verdicts, those that changed, and the suspects."""
+    """Judge what is new, in one transaction. Returns the new verdicts, the changed ones, and the suspects."""
     with engine.begin() as db:
         lock(db)
         nodes = judged.Rows(db, "node", NodeState.from_json)
@@ -173,15 +173,15 @@ def judge(
                 correlator.event(one)
                 continue
             if _key(one) in judged_before and one.end < state.fleet.last and not _known(state, one):
-                continue  # a row of long ago was corrected: it would be counted twice, and keeps its verdict
+                continue  # an old row was corrected: it keeps its verdict, or it would count twice
             again |= _by_attempt(correlator.rescored())
             if verdict := correlator.attempt(one):
                 verdicts[_key(one)] = verdict
-                again.pop(_key(one), None)  # what was said of it without what has come late
+                again.pop(_key(one), None)  # an older verdict, without the late evidence
         again |= _by_attempt(correlator.rescored())
         for verdict in (*verdicts.values(), *again.values()):
             judged.keep_verdict(db, verdict, now)
-        # Between two looks at the whole fleet only who was a suspect can be one, or who has news.
+        # Between two looks at the whole fleet, only former suspects and nodes with news can be suspects.
         whole = not 0 <= now - float(judged.get_cursor(db, "fleet") or 0) < FLEET
         known = {one.node for one in judged.suspicions(db)} | nodes.known.keys()
         suspects = correlator.suspicions(now, among=None if whole else sorted(known))
@@ -208,12 +208,12 @@ def _unfed(until: float) -> tuple[sql.ColumnElement[bool], ...]:
 
 
 def _attempts(db: sql.Connection, until: float) -> Iterator[Attempt]:
-    """What ended by then and was not judged yet, by its end; with what its nodes' own records say.
+    """Attempts that ended by then and were not judged yet, by their end, with their nodes' records.
 
-    An attempt that was judged and is REQUEUED since keeps its verdict: it is our own requeue, or its user's.
+    An attempt that was judged and then REQUEUED keeps its verdict: we requeued it, or its user did.
     """
     table, verdict, other = schema.attempt, schema.verdict, schema.attempt.alias()
-    # A job without GPUs says nothing of them; where accounting counts no GPUs (AccountingStorageTRES), all count.
+    # A job without GPUs says nothing about them. If accounting counts no GPUs (AccountingStorageTRES), all jobs count.
     some = sql.exists(sql.select(other).where(other.c.gpu_seconds > 0).correlate(None))
     known = sql.exists().where(*(verdict.c[name] == table.c[name] for name in ("cluster", "job", "attempt")))
     rows = db.execute(
@@ -226,7 +226,7 @@ def _attempts(db: sql.Connection, until: float) -> Iterator[Attempt]:
 
 
 def _judged_before(db: sql.Connection, until: float) -> set[tuple[int, int]]:
-    """Those of `_attempts` that have a verdict: their rows have changed since."""
+    """The attempts of `_attempts` that have a verdict: their rows have changed since."""
     table, verdict = schema.attempt, schema.verdict
     same = [verdict.c[name] == table.c[name] for name in ("cluster", "job", "attempt")]
     found = db.execute(sql.select(table.c.job, table.c.attempt).join(verdict, sql.and_(*same)).where(*_unfed(until)))
@@ -240,9 +240,9 @@ def _known(state: State, one: Attempt) -> bool:
 
 
 def _late(db: sql.Connection, state: State, begin: int, end: int) -> Iterator[Attempt]:
-    """Failed attempts whose log, or whose nodes' record, came after they were judged, and says more; by their end.
+    """Failed attempts for which a log or a node's record came after the verdict and says more; by their end.
 
-    Only those that the correlator still knows: another would be counted twice.
+    Only those that the correlator still knows: others would count twice.
     """
     table = schema.attempt
     came = (sql.select(one.c.id).where(one.c.taken > begin, one.c.taken <= end) for one in (schema.run, schema.joblog))

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def diagnose(level: int, gpus: Sequence[str], settings: Settings, timeout: float) -> Diagnosis:
-    """Run DCGM level `level` on `gpus` (UUIDs; none: all of the node's) in at most `timeout` seconds, all in all.
+    """Run DCGM level `level` on `gpus` (UUIDs; none: all GPUs of the node) in at most `timeout` seconds in total.
 
-    Raises nothing. Takes no lock and keeps nothing: one diagnostic at a time on a node is the caller's business, a
-    `busy` diagnosis (somebody else's is running) worth another try within its deadline.
+    Never raises. Takes no lock and stores nothing: the caller must run only one diagnostic at a time on a node. A
+    `busy` diagnosis (somebody else's is running) is worth another try within the caller's deadline.
     """
     from slurm_gpuhealth.diagnose import model
 

@@ -1,6 +1,6 @@
-"""DCGM's error codes: name, and class in the DCGM version that spoke (both the numbers and the classes have moved).
+"""DCGM's error codes: name, and class in the DCGM version that reported it (numbers and classes have both changed).
 
-errors.json is NVIDIA's table over its releases; classes.json is ours on top: one row a code, with the reason.
+errors.json is NVIDIA's table over its releases. classes.json holds our changes: one row for each code, with the reason.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ NEWEST = "9999"
 
 
 def name(code: int | None) -> str | None:
-    """NVIDIA's name of an error code: 29 → DCGM_FR_PERSISTENCE_MODE; None for one we don't know."""
+    """NVIDIA's name of an error code: 29 → DCGM_FR_PERSISTENCE_MODE; None for an unknown code."""
     row = _errors().get(str(code))
     return f"DCGM_FR_{row[0]}" if row else None
 
 
 def summary(code: int | None) -> str:
-    """NVIDIA's few words on an error code; empty for one we don't know."""
+    """NVIDIA's short text on an error code; empty for an unknown code."""
     row = _errors().get(str(code))
     return str(row[2]) if row else ""
 
 
 def class_of(code: int | None, version: str | None) -> str:
-    """The class that we judge by: ours where classes.json has the code, else DCGM's own."""
+    """The class that decides: ours if classes.json has the code, else DCGM's own."""
     return _ours().get(code) or dcgm_class(code, version)
 
 
 def dcgm_class(code: int | None, version: str | None) -> str:
-    """The class that DCGM `version` (None: the newest) gives an error code; UNKNOWN for one we don't know."""
+    """The class that DCGM `version` (None: the newest) gives an error code; UNKNOWN for an unknown code."""
     row = _errors().get(str(code))
     if not row:
         return "UNKNOWN"
@@ -44,7 +44,7 @@ def dcgm_class(code: int | None, version: str | None) -> str:
 
 
 def number(version: str) -> tuple[int, ...]:
-    """4.6.0 → (4, 6, 0); what is no number ends it."""
+    """4.6.0 → (4, 6, 0); stops at the first part that is not a number."""
     parts = []
     for part in version.strip().split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]

@@ -1,4 +1,4 @@
-"""Diagnostics through NVIDIA's `dcgmi`: the default back end, as a program can be stopped and a library call can't."""
+"""Diagnostics through NVIDIA's `dcgmi`. The default back end: a program can be stopped, a library call can't."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 HEARTBEAT_SINCE = (4, 4, 2)
 EXPECTED_SINCE = (3, 3, 8)
-"""`-n` and `-t`; older ones would refuse the whole command line."""
+"""First version with `-n` and `-t`; older ones would refuse the whole command line."""
 SHORT = 10.0
-"""Seconds for dcgmi's quick questions; they take 0.05."""
+"""Seconds for quick calls of dcgmi; they take 0.05 s."""
 BAD_PARAMETER = 255
 
 
@@ -32,22 +32,22 @@ OUT_OF_TIME = 245
 
 
 class DcgmError(Exception):
-    """dcgmi was asked something and gave no use of an answer: what was asked, and what came back."""
+    """dcgmi gave no usable answer; the text says what was asked and what came back."""
 
 
 @frozen
 class Seen:
-    """The GPUs that DCGM sees, by its entity ids."""
+    """The GPUs that DCGM sees, by DCGM's entity ids."""
 
     gpus: dict[int, str]
-    """UUIDs: no diagnostic's document has them."""
+    """UUIDs; a diagnostic's document does not contain them."""
     names: dict[int, str]
     """Models, as the driver names them."""
     trouble: str = ""
     """What went wrong after the GPUs were listed."""
 
     def model(self, ids: Sequence[int]) -> str:
-        """The model of these GPUs (none: of all); DCGM tests GPUs of one model only."""
+        """The model of these GPUs (none given: of all). DCGM tests only GPUs of one model at a time."""
         return next((self.names[one] for one in ids or sorted(self.names) if one in self.names), "")
 
 
@@ -62,8 +62,8 @@ def run(
 ) -> Diagnosis:
     """Run level `level` on `gpus` (DCGM's entity ids or UUIDs; none: all, `expected` of them if that is known).
 
-    `timeout` is all in all: DCGM's own limit (`-t`) comes first, then our SIGTERM, which stops the diagnostic in 4 s,
-    and, 6 s later, SIGKILL, which stops it only where the heartbeat is known (4.4.2). Raises nothing.
+    `timeout` is the limit for everything. DCGM's own limit (`-t`) comes first, then our SIGTERM, which stops the
+    diagnostic in 4 s, and 6 s later SIGKILL, which stops it only if DCGM has the heartbeat (4.4.2). Never raises.
     """
     began = monotonic()
     if not engine.answers(settings.host):
@@ -98,7 +98,7 @@ def run(
 def command(
     level: int, ids: Sequence[int], settings: Dcgm, seconds: int, expected: int, version: str | None
 ) -> list[str]:
-    """The command line, with the options that dcgmi `version` knows. `-n` is refused beside `-i`."""
+    """The command line, with the options that dcgmi `version` knows. dcgmi refuses `-n` together with `-i`."""
     spoken = number(version or "")
     argv = [settings.dcgmi, "diag", "--host", settings.host, "-r", str(level), "-j"]
     if ids:
@@ -124,7 +124,7 @@ def discover(settings: Dcgm, timeout: float = SHORT) -> dict[int, str]:
 def discovered(settings: Dcgm, timeout: float = SHORT) -> Seen:
     """The GPUs that DCGM sees. Raises DcgmError.
 
-    Without the engine's module for NvSwitches dcgmi lists every GPU, says that it can't list those, and exits 223.
+    If the engine lacks its NvSwitch module, dcgmi lists every GPU, says that it can't list NvSwitches, and exits 223.
     """
     done = child.run([settings.dcgmi, "discovery", "--host", settings.host, "-l"], timeout=timeout, grace=engine.STOP)
     text = done.stdout.decode("utf-8", "replace")
@@ -136,7 +136,7 @@ def discovered(settings: Dcgm, timeout: float = SHORT) -> Seen:
         raise DcgmError(f"dcgmi discovery {_failed(done, timeout)}")
     after = " ".join(line for line in text.splitlines() if line[:1] not in ("|", "+", "") and "GPU" not in line)
     said = " ".join((done.stderr.decode("utf-8", "replace") + " " + after).split())[:200]
-    return Seen(known, names_of(text), f"dcgmi discovery ended with exit code {done.rc}: {said or 'no words'}")
+    return Seen(known, names_of(text), f"dcgmi discovery ended with exit code {done.rc}: {said or 'no output'}")
 
 
 def gpus_of(text: str) -> dict[int, str]:
@@ -165,7 +165,7 @@ def _column(text: str, pattern: str) -> dict[int, str]:
 
 @lru_cache(maxsize=4)
 def program_version(dcgmi: str) -> str | None:
-    """`dcgmi --version` ("dcgmi  version: 4.6.0") → "4.6.0"; None when it does not say. Raises DcgmError."""
+    """`dcgmi --version` ("dcgmi  version: 4.6.0") → "4.6.0"; None if it does not say. Raises DcgmError."""
     done = child.run([dcgmi, "--version"], timeout=SHORT)
     if done.timed_out or done.rc in (126, 127):
         raise DcgmError(f"dcgmi --version {_failed(done, SHORT)}")
@@ -174,12 +174,12 @@ def program_version(dcgmi: str) -> str | None:
 
 
 def all_cpus() -> set[int]:
-    """Every CPU: a job's affinity, inherited, makes DCGM's pcie test fail on a good GPU (NVIDIA/DCGM#253)."""
+    """Allow all CPUs: with an affinity inherited from a job, DCGM's pcie test fails on good GPUs (NVIDIA/DCGM#253)."""
     return set(range(os.sysconf("SC_NPROCESSORS_CONF")))
 
 
 def _read(done: Completed, level: int, ids: Sequence[int], limit: float, skips: Sequence[str]) -> Diagnosis:
-    """The document decides; without one, why the program gave none."""
+    """Judges the document; if there is none, says why the program gave none."""
     diagnosis = parse.parse(done.stdout, done.rc, level, ids, skips=skips)
     if diagnosis.gpus or diagnosis.outcome != "tool-error":
         return diagnosis

@@ -1,4 +1,4 @@
-"""DCGM's documents as DCGM 2 to 4 write them, brought into one shape. Knows the forms, judges nothing.
+"""Brings the documents of DCGM 2 to 4 into one shape. Knows the formats, judges nothing.
 
 v4 (dcgmi/Diag.cpp, nvvs/include/NvvsJsonStrings.h):
     {"DCGM Diagnostic": {"test_categories": [{"tests": [{"name", "results": [{"entity_group", "entity_id", "status",
@@ -26,7 +26,7 @@ KEY = re.compile(r'"(?:DCGM Diagnostic|DCGM GPU Diagnostic|iterations)"\s*:')
 SOFTWARE = "software"
 OLD_NAMES = {"gpu_memory": "memory", "eud_test": "eud", "cpu_eud_test": "cpu_eud"}
 TRIES = 64
-"""How many `{` before a document's first key we try as its beginning."""
+"""How many `{` before a document's first key are tried as its beginning."""
 LONGEST = 512
 """DCGM's own limit on a message."""
 
@@ -38,24 +38,24 @@ class Warned:
     id: int | None
     text: str
     severity: int | None = None
-    """DCGM's number for its class: by itself it means nothing, as 3.3.1 numbered the classes anew."""
+    """DCGM's number of the class. It means nothing without the version: 3.3.1 renumbered the classes."""
 
 
 @frozen
 class Result:
-    """One entity's result. `gpu` is None where it speaks of no GPU; `entity` then says of what, if anything."""
+    """One entity's result. If it is not about a GPU, `gpu` is None and `entity` says what it is about, if known."""
 
     gpu: int | None
     status: str
     warnings: tuple[Warned, ...] = ()
     entity: str = ""
     info: str = ""
-    """DCGM's remarks: why a test was skipped may be one."""
+    """DCGM's remarks; one may say why a test was skipped."""
 
 
 @frozen
 class Test:
-    """`summary` is the status of the whole ("" in v3); `warnings` those that stand in the summary only."""
+    """`summary`: the status of the whole test ("" in v3). `warnings`: those that stand only in the summary."""
 
     name: str
     results: tuple[Result, ...]
@@ -66,7 +66,7 @@ class Test:
 
 @frozen
 class Reading:
-    """A document, or why there is none: `refused` is DCGM's own words, `unreadable` ours."""
+    """A document, or why there is none: in DCGM's words (`refused`) or in ours (`unreadable`)."""
 
     tests: tuple[Test, ...] = ()
     serials: dict[int, str | None] = {}  # noqa: RUF012 - never changed
@@ -78,11 +78,11 @@ class Reading:
     old: bool = False
     """A document of DCGM 2 or 3."""
     unclassified: str = "UNKNOWN"
-    """The class of errors that no table knows."""
+    """The class of errors that are in no table."""
 
 
 def read(text: str) -> Reading:
-    """The first DCGM document in `text`, its iterations taken together."""
+    """The first DCGM document in `text`, with its iterations merged."""
     document, start = _document(text)
     if document is None:
         cut = any(f'"{root}"' in text for root in ROOTS)
@@ -93,7 +93,7 @@ def read(text: str) -> Reading:
     version = refused = None
     for one in map(_dict, rounds):
         body = next((_dict(one[root]) for root in ROOTS if root in one), {})
-        # From 2.x on the version has stood beside the body, inside it and in "metadata".
+        # Since 2.x the version has been beside the body, inside it, or in "metadata".
         version = version or _text(
             _dict(one.get("metadata")).get("version") or one.get("version") or body.get("version")
         )
@@ -108,9 +108,9 @@ def read(text: str) -> Reading:
 
 
 def _document(text: str) -> tuple[dict[str, Any] | None, int]:
-    """The object that DCGM's first key stands in, and where it starts: what comes before may hold braces.
+    """The object that contains DCGM's first key, and where it starts. The text before it may contain braces.
 
-    Only the first key's: of a document that is cut short the parts inside may be whole, and all that passed.
+    Only the first key counts: in a document that was cut short, the inner parts may be whole and all pass.
     """
     decoder = json.JSONDecoder()
     key = KEY.search(text)
@@ -129,7 +129,7 @@ def _document(text: str) -> tuple[dict[str, Any] | None, int]:
 
 
 def _tests(body: dict[str, Any]) -> Iterator[Test]:
-    """All tests of a document; the Deployment checks of v2 and v3 as the one test `software` that v4 makes of them."""
+    """All tests of a document. The Deployment checks of v2 and v3 become the one test `software`, as in v4."""
     deployment: list[Result] = []
     for category in map(_dict, _list(body.get("test_categories"))):
         software = _text(category.get("category")) == "Deployment"
@@ -145,7 +145,7 @@ def _tests(body: dict[str, Any]) -> Iterator[Test]:
 
 
 def _test(name: str, results: tuple[Result, ...], summary: dict[str, Any]) -> Test:
-    """The summary repeats every entity's warnings: what is left without those is the node's own."""
+    """The summary repeats every entity's warnings: the remaining ones are about the node."""
     left = list(_warnings(summary.get("warnings")))
     for own in (warning for result in results for warning in result.warnings):
         same = next((warning for warning in left if (warning.id, warning.text) == (own.id, own.text)), None)
@@ -179,7 +179,7 @@ def _warnings(value: Any) -> Iterator[Warned]:
 
 
 def _serials(document: dict[str, Any], body: dict[str, Any]) -> Iterator[tuple[int, str | None]]:
-    """The GPUs that the document says it is about, with their serial numbers where it has them."""
+    """The GPUs that the document lists, with their serial numbers if it has them."""
     for group in map(_dict, _list(document.get("entity_groups"))):
         if (_text(group.get("entity_group")) or "").upper() == "GPU":
             for entity in map(_dict, _list(group.get("entities"))):
@@ -203,7 +203,7 @@ def _status(value: dict[str, Any]) -> str:
 
 
 def line(value: Any) -> str:
-    """Foreign text as one line without control characters."""
+    """Text from outside as one line without control characters."""
     return re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", " ", _text(value) or "").strip()[:LONGEST]
 
 
@@ -222,7 +222,7 @@ def _text(value: Any) -> str | None:
 
 
 def _int(value: Any) -> int | None:
-    """DCGM writes numbers as numbers and as strings."""
+    """DCGM writes numbers both as numbers and as strings."""
     if isinstance(value, str) and re.fullmatch(r"\s*-?[0-9]{1,9}\s*", value):
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

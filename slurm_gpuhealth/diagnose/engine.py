@@ -1,4 +1,4 @@
-"""What both back ends share: whether a host engine answers, which GPUs it knows, and their UUIDs in the result."""
+"""Shared by both back ends: does a host engine answer, which GPUs does it know, and UUIDs for the result."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 PORT = 5555
 UNIX = "unix://"
 STOP = 6.0
-"""Seconds that DCGM needs to stop a diagnostic: SIGTERM to nvvs, looked after every 4 s."""
+"""Seconds that DCGM needs to stop a diagnostic: it sends SIGTERM to nvvs and checks every 4 s."""
 
 
 def answers(host: str, timeout: float = 1.0) -> bool:
     """Whether something listens at `host` (`HOST`, `HOST:PORT`, `[IPv6]:PORT`, `unix:///path`).
 
-    Always asked first: without an engine dcgmi waits 5 s, then silently starts one of its own.
+    Always checked first: without an engine, dcgmi waits 5 s and then silently starts an engine of its own.
     """
     try:
         if host.startswith(UNIX):
@@ -45,21 +45,21 @@ def select(gpus: Sequence[str], known: Mapping[int, str]) -> tuple[list[int], li
 
 
 def finish(diagnosis: Diagnosis, known: Mapping[int, str], lost: Sequence[str] = ()) -> Diagnosis:
-    """`diagnosis` with UUIDs; GPUs that DCGM does not see keep it from being a pass."""
+    """`diagnosis` with UUIDs. If DCGM does not see some of the GPUs, it is not a pass."""
     gpus = tuple(replace(gpu, uuid=known.get(gpu.entity_id)) for gpu in diagnosis.gpus)
     diagnosis = replace(diagnosis, gpus=gpus)
     return without(diagnosis, f"DCGM does not see {', '.join(lost)}") if lost else diagnosis
 
 
 def without(diagnosis: Diagnosis, message: str) -> Diagnosis:
-    """`diagnosis` with a part of the GPUs not tested."""
+    """`diagnosis`, with some of the GPUs not tested."""
     if diagnosis.outcome not in ("pass", "not-testable"):
         return replace(diagnosis, message=f"{diagnosis.message}; {message}")
     return replace(diagnosis, outcome="not-testable", message=message, advice=advise("not-testable", message))
 
 
 def explain(diagnosis: Diagnosis, trouble: Trouble | None) -> Diagnosis:
-    """`diagnosis` with what is known of a test that hangs."""
+    """`diagnosis` with what is known about a test that hangs."""
     if not trouble:
         return diagnosis
     message = f"{diagnosis.message}; {trouble.words}"

@@ -1,4 +1,4 @@
-"""What a DCGM diagnostic came to: one result model for DCGM 2 to 4 and for both back ends."""
+"""The result of a DCGM diagnostic: one model for DCGM 2 to 4 and for both back ends."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     Outcome = Literal["pass", "fail", "warn", "config", "not-testable", "tool-error"]
 
 HARDWARE = frozenset({"ISOLATE", "RESET", "TRIAGE"})
-"""Classes that mean: no GPU job on this node."""
+"""With an error of these classes no GPU job may run on the node."""
 BANDWIDTH = frozenset({30, 31, 62})
-"""LOW_BANDWIDTH, HIGH_LATENCY, MEMORY_BANDWIDTH: another job's traffic gives them too, so retest when idle."""
+"""LOW_BANDWIDTH, HIGH_LATENCY, MEMORY_BANDWIDTH: traffic of another job causes them too, so retest when idle."""
 
 ADVICE: dict[Outcome, str] = {
     "pass": "Nothing to do.",
@@ -26,7 +26,7 @@ ADVICE: dict[Outcome, str] = {
     "warn": "Watch it: run level 3 when the node is idle if this comes again.",
     "config": "Correct the node's configuration; the hardware is not to blame: {message}.",
     "not-testable": "This says nothing about the GPUs: {message}.",
-    "tool-error": "This says nothing about the GPUs; look after DCGM: {message}.",
+    "tool-error": "This says nothing about the GPUs. Check DCGM itself: {message}.",
 }
 STEPS = {
     "L3": "run level 3",
@@ -39,7 +39,7 @@ STEPS = {
 
 @frozen
 class Error:
-    """One error of one test. `cls` is DCGM's class, or what classes.json counts it as; UNKNOWN where neither says."""
+    """One error of one test. `cls` is the class in classes.json, else DCGM's own; UNKNOWN if neither has one."""
 
     test: str
     id: int | None
@@ -50,10 +50,10 @@ class Error:
 
 @frozen
 class GpuResult:
-    """One GPU's part. `outcome` is its own: "pass" means that nothing was found on it and no test is missing."""
+    """One GPU's result. Its `outcome` is "pass" if nothing was found on this GPU and no test of it is missing."""
 
     entity_id: int
-    """DCGM's GPU id: neither NVML's index, nor the minor number, nor Slurm's position."""
+    """DCGM's GPU id. It differs from NVML's index, the minor number and Slurm's position."""
     uuid: str | None
     serial: str | None
     outcome: Outcome
@@ -62,15 +62,15 @@ class GpuResult:
 
 @frozen
 class TestResult:
-    """One test on all GPUs. `errors` are those that DCGM ascribes to no GPU."""
+    """One test on all GPUs. `errors`: those that DCGM assigns to no GPU."""
 
     name: str
     outcome: Outcome
     errors: tuple[Error, ...] = ()
     status: Literal["ran", "skip", "missing"] = "ran"
-    """Whether it ran on any GPU; "skip": DCGM skipped it on all, "missing": DCGM does not speak of it."""
+    """Whether it ran on any GPU. "skip": DCGM skipped it on all; "missing": DCGM does not mention it."""
     why: str = ""
-    """Of a tool error or a skip: what is known, or DCGM's own words."""
+    """For a tool error or a skip: what is known, or DCGM's own words."""
 
 
 @frozen
@@ -93,18 +93,18 @@ class Diagnosis:
     busy: bool = False
     """Another diagnostic is running: worth another try later."""
     stuck: Child | None = None
-    """A child that can't be killed: remember it, and start no second one (`child.alive`)."""
+    """A child process that can't be killed. Remember it, and start no second one while it lives (`child.alive`)."""
     model: str = ""
     """The GPUs' model, as DCGM names it."""
 
 
 def is_bandwidth(error: Error) -> bool:
-    """Whether other load on the node explains this error as well as a bad link does."""
+    """Whether other load on the node explains this error as well as a bad link would."""
     return error.id in BANDWIDTH
 
 
 def severity(error: Error) -> Outcome:
-    """What an error makes of the GPU that has it."""
+    """How bad an error is for its GPU."""
     if error.cls in HARDWARE:
         return "fail"
     return "config" if error.cls == "CONFIG" else "warn"
@@ -120,7 +120,7 @@ def advise(outcome: Outcome, message: str, rung: str | None = None, errors: Iter
 
 
 def findings(diagnosis: Diagnosis, now: float) -> list[Finding]:
-    """One finding for each error, under the name of its test; without errors, one that says why there is no result."""
+    """One finding for each error, named after its test. Without errors: one that says why there is no result."""
     found = [
         _finding(diagnosis, error, now, Gpu(uuid=gpu.uuid, serial=gpu.serial), gpu.entity_id)
         for gpu in diagnosis.gpus

@@ -1,6 +1,6 @@
-"""What DCGM is told of a GPU model, what is known to go wrong there, and which tests of each level run on it.
+"""By GPU model: the settings given to DCGM, the known troubles, and which tests of each level run.
 
-troubles.json: tests that fail for reasons of their own. `says` is what the error's text says; without it they hang.
+troubles.json: tests that fail although the GPU is good. `says`: text in the error; without `says` the test hangs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.diagnose.model import Diagnosis
 
 CONFIG_LIMIT = 10000
-"""Bytes of a config that dcgmi and the engine take."""
+"""Largest config, in bytes, that dcgmi and the engine accept."""
 PAGE = "docs/gpu-models.md"
 
 
@@ -49,24 +49,24 @@ class Trouble:
         return f"{self.test}: {self.why}: {self.source}"
 
     def of(self, version: str | None) -> bool:
-        """Whether DCGM `version` has it; of one that is not known nobody can say that it has not."""
+        """Whether DCGM `version` has this trouble; true for an unknown version."""
         spoken = number(version or "")
         return not spoken or (self.since <= spoken and (not self.until or spoken <= self.until))
 
 
 @frozen
 class Level:
-    """What one run level comes to on this node. `known` is False before a first run of it, or of a deeper one."""
+    """What one run level tests on this node. `known` is False until this level or a deeper one has run."""
 
     level: int
     known: bool
     runs: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-    """Tests that `skips` names, and that DCGM skips."""
+    """Tests named in `skips` that DCGM skips."""
     cannot: tuple[tuple[str, str], ...] = ()
-    """Tests that the level needs and that do not run, and why: it ends untested."""
+    """Tests that the level needs but that do not run, and why. The level then ends as untested."""
     without: tuple[tuple[str, str], ...] = ()
-    """The same of tests that it does not need."""
+    """The same for tests that the level does not need."""
 
     @property
     def tests(self) -> bool:
@@ -86,7 +86,7 @@ def troubles() -> tuple[Trouble, ...]:
 
 
 def known_trouble(test: str, text: str, ran: Collection[str], version: str | None) -> Trouble | None:
-    """The row that an error of `test` with this text is; None for an error that counts."""
+    """The row for an error of `test` with this text; None if the error counts."""
     for row in troubles():
         follows = not row.after or row.after in ran
         if row.test == test and follows and row.of(version) and row.says and re.search(row.says, text):
@@ -120,7 +120,7 @@ def configs(dcgm: Dcgm) -> list[str]:
 
 
 def refused(path: str) -> str:
-    """Why the config at `path` is not used; "" if it is, and if there is none."""
+    """Why the config at `path` is not used; "" if it is used or if there is none."""
     if not path:
         return ""
     unsafe = configuration.unsafe(path)
@@ -136,7 +136,7 @@ def refused(path: str) -> str:
 
 
 def told(dcgm: Dcgm) -> str:
-    """What DCGM is told of a model, and of when its config is: what ran under another tells nothing."""
+    """The settings given to DCGM for a model, and the date of its config: a run under other settings says nothing."""
     try:
         changed = os.stat(dcgm.config).st_mtime_ns if dcgm.config else 0
     except OSError:
@@ -145,7 +145,7 @@ def told(dcgm: Dcgm) -> str:
 
 
 def seen(diagnosis: Diagnosis, dcgm: Dcgm) -> dict[str, Any] | None:
-    """What a run says of the tests that run here, as the journal keeps it; None of a run that says nothing of them."""
+    """What a run says about the tests that run here, as the journal keeps it; None if it says nothing about them."""
     if not diagnosis.tests:
         return None
     tests = [[test.name, test.status, test.why] for test in diagnosis.tests]
@@ -153,9 +153,9 @@ def seen(diagnosis: Diagnosis, dcgm: Dcgm) -> dict[str, Any] | None:
 
 
 def plan(runs: Mapping[str, Mapping[str, Any]], dcgm: Dcgm, version: str | None = None) -> Iterator[Level]:
-    """Each level as the last run of it, or of the next deeper one that ran, shows it.
+    """Each level as its last run shows it, or as the last run of the next deeper level that ran.
 
-    `runs`: level → `seen`; `dcgm`: the settings for the model. Runs of another DCGM than `version` do not count.
+    `runs`: level → `seen`; `dcgm`: the settings for the model. Runs of a DCGM other than `version` do not count.
     """
     now = told(dcgm)
     runs = {key: run for key, run in runs.items() if run["told"] == now and version in (None, run["version"])}
@@ -193,7 +193,7 @@ def reason(status: str, why: str) -> str:
 
 
 def expected(dcgm: Dcgm, gpu: str, version: str | None, runs: Mapping[str, Mapping[str, Any]]) -> list[Trouble]:
-    """The rows that this model must expect with DCGM `version`, and those that a run has met."""
+    """The rows to expect for this model with DCGM `version`, and the rows that a run has met."""
     met = {why for run in runs.values() for _, _, why in run["tests"]}
     return [
         row

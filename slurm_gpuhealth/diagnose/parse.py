@@ -1,7 +1,7 @@
-"""From what a diagnostic printed to what it means. Pure; never raises on any text.
+"""Judges what a diagnostic printed. Pure; never raises on any text.
 
-Exit codes are dcgmReturn_t & 0xff. 226 is both "a test failed" and "nvvs refused to run": the document tells, not
-the code. Status is no blame: one bad GPU sets `software` to Fail on all; the guilty one has `warnings`.
+Exit codes are dcgmReturn_t & 0xff. 226 means both "a test failed" and "nvvs refused to run": the document tells which.
+A status alone blames nobody: one bad GPU sets `software` to Fail on all GPUs; the guilty one has `warnings`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ORDER: tuple[Outcome, ...] = ("fail", "warn", "config", "tool-error", "not-testa
 FAILED = {"fail", "warn"}
 RAN = {"pass", *FAILED}
 ISOLATE_EXIT = 205
-"""dcgmi's exit code for: at least one error of class ISOLATE."""
+"""dcgmi's exit code if at least one error has class ISOLATE."""
 NEW_CODES = {1: "MONITOR", 2: "ISOLATE", 4: "TRIAGE", 5: "CONFIG", 6: "RESET"}
-"""DCGM's numbers for its classes since 3.3.1."""
+"""DCGM's numbers of its classes since 3.3.1."""
 NODE_REBOOT = 126
-"""The one error code whose cure is neither a test nor a reset: GPU_RECOVERY_REBOOT."""
+"""GPU_RECOVERY_REBOOT: the only error code that neither a test nor a reset can cure."""
 
 
 def parse(
@@ -43,9 +43,9 @@ def parse(
 ) -> Diagnosis:
     """What `text`, all that a diagnostic printed, means.
 
-    A test in `skips` that DCGM skips on all GPUs is not for this model: it counts neither for nor against a pass.
-    With `level` or `expected_tests`, a test that did not run keeps the result from being a pass; with `expected_gpus`
-    (DCGM's ids), a GPU that is not in it. Without them, what is there is all that was asked for.
+    A test in `skips` that DCGM skips on all GPUs is not meant for this model: it does not count at all.
+    With `level` or `expected_tests`, a test that did not run prevents a pass. With `expected_gpus` (DCGM's ids), a GPU
+    that is missing in the document does. Without them, the document is taken as all that was asked for.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
@@ -54,7 +54,7 @@ def parse(
         reading = tables.read(text) or reading
     if reading.refused is not None or reading.unreadable:
         return refusal.judge(reading, exit_code, level)
-    # dcgmi says ISOLATE and no error that we know is one: then it is one of those that we can't class.
+    # dcgmi reports ISOLATE, but no known error has that class: so it is one of the unclassified errors.
     unclassified = "ISOLATE" if exit_code == ISOLATE_EXIT and not _explained(reading) else "UNKNOWN"
     reading = replace(reading, unclassified=unclassified)
     return _judge(reading, exit_code, level, expected_gpus, expected_tests, skips)
@@ -68,7 +68,7 @@ def _judge(
     expected_tests: Collection[str] | None,
     skips: Collection[str],
 ) -> Diagnosis:
-    """Results into a diagnosis: errors first, then what did not run, then pass."""
+    """Makes a diagnosis of the results: errors decide first, then tests that did not run, then pass."""
     known = sorted({*reading.serials, *(expected_gpus or ()), *_seen(reading.tests)})
     asked = set(expected_tests or _up_to(level))
     ran = {test.name for test in reading.tests}
@@ -86,7 +86,7 @@ def _judge(
     if not errors and outcome == "pass" and not known and not any(map(_of_all, reading.tests)):
         outcome, trouble = "not-testable", "no GPU in the document"
     if not_for_it and outcome == "pass" and all(test.name == SOFTWARE or test.status != "ran" for test in tests):
-        outcome, trouble = "not-testable", f"no test is left of level {level}: {', '.join(sorted(not_for_it))} in skips"
+        outcome, trouble = "not-testable", f"level {level} has no test left: {', '.join(sorted(not_for_it))} in skips"
     untested = {gpu: _untested(gpu, reading, asked, not_for_it) for gpu in known}
     if any(untested.values()):
         outcome = _worst([outcome, "not-testable"])
@@ -117,13 +117,13 @@ def _merged(tests: Sequence[Test]) -> list[Test]:
 
 
 def _skipped(test: Test) -> bool:
-    """Whether DCGM skipped it on all GPUs, and has nothing against any of them."""
+    """Whether DCGM skipped the test on all GPUs and reports no error on any."""
     warned = test.warnings or any(result.warnings for result in test.results)
     return not warned and test.summary in ("skip", "") and {result.status for result in test.results} == {"skip"}
 
 
 def _test(test: Test, reading: Reading, blamed: dict[int, list[Error]], not_for_it: Collection[str]) -> TestResult:
-    """Judge one test; errors with a GPU of their own go to `blamed`, the others stay with the test."""
+    """Judge one test. Errors that name a GPU go to `blamed`; the others stay with the test."""
     if test.name in not_for_it:
         return TestResult(test.name, "pass", status="skip", why=_why(test))
     own: list[Error] = []
@@ -151,7 +151,7 @@ def _test(test: Test, reading: Reading, blamed: dict[int, list[Error]], not_for_
     if not mine:
         for result in test.results:
             if result.status in FAILED:
-                # `software` fails on all GPUs for one: without its reason nobody is to blame.
+                # One bad GPU makes `software` fail on all: without a reason no GPU can be blamed.
                 gpu = result.gpu if test.name != SOFTWARE else None
                 place = own if gpu is None else blamed[gpu]
                 error = _error(test, documents.Warned(None, "failed, and DCGM gives no reason"), reading, result.entity)
@@ -163,7 +163,7 @@ def _test(test: Test, reading: Reading, blamed: dict[int, list[Error]], not_for_
     if not mine and test.summary in FAILED:
         outcome = "tool-error"  # every GPU passed: seen with a CPU affinity that breaks libnuma (NVIDIA/DCGM#253)
     elif not mine and not statuses:
-        outcome = "tool-error"  # "Skip" without results: cut short, by nvvs' end or by --fail-early
+        outcome = "tool-error"  # "Skip" without results: the run was cut short, by the end of nvvs or by --fail-early
     elif not mine and not (test.name == SOFTWARE and "pass" in statuses) and statuses - {"pass"}:
         outcome = "pass" if test.name in OPTIONAL and statuses <= {"pass", "skip"} else "not-testable"
     ran_here = mine or statuses - {"skip"} or not test.results
@@ -171,14 +171,14 @@ def _test(test: Test, reading: Reading, blamed: dict[int, list[Error]], not_for_
 
 
 def _why(test: Test) -> str:
-    """DCGM's own words on a test that it skipped."""
+    """DCGM's own words about a test that it skipped."""
     return "; ".join(dict.fromkeys(one for one in (test.info, *(result.info for result in test.results)) if one))
 
 
 def _blame(test: Test, result: Result, known: Collection[int]) -> Iterable[tuple[Warned, int | None]]:
     """Each warning of a result with the GPU it is about.
 
-    v3's Deployment puts all errors into one result with the GPU of the last one; the others tell it in their text.
+    v3's Deployment puts all errors into one result with the last error's GPU. The other errors name theirs in the text.
     """
     for place, warned in enumerate(result.warnings, 1):
         gpu = result.gpu
@@ -196,17 +196,17 @@ def _error(test: Test, warned: Warned, reading: Reading, entity: str = "") -> Er
 
 
 def _known(cls: str, warned: Warned, reading: Reading) -> str:
-    """`cls`, or, for a code of a DCGM newer than our table, the class that its document (4 and later) gives it."""
+    """`cls`; for a code that is newer than our table, the class in the document (DCGM 4 and later)."""
     return NEW_CODES.get(warned.severity or 0, cls) if cls == "UNKNOWN" and not reading.old else cls
 
 
 def _speaking(reading: Reading) -> str | None:
-    """The version whose classes count; a document of the old form that names none is a late one."""
+    """The version whose classes count. A document of the old form without a version is taken for a late one."""
     return reading.version or ("3.9" if reading.old else None)
 
 
 def _untested(gpu: int, reading: Reading, asked: set[str], not_for_it: Collection[str]) -> str:
-    """Why the tests asked for say less than "pass" about this GPU; empty when they don't."""
+    """Why the requested tests do not add up to a pass for this GPU; empty if they do."""
     missing, seen = [], False
     for test in reading.tests:
         statuses = [r.status for r in test.results if r.gpu == gpu or (r.gpu is None and not r.entity)]
@@ -232,9 +232,9 @@ def _gpu_outcome(own: Sequence[Error], spoilt: Outcome | None, untested: str) ->
 
 
 def _trouble(reading: Reading, exit_code: int | None, errors: Sequence[Error], outcome: Outcome) -> str:
-    """What makes the document less than it seems: an embedded engine, an exit code that it does not explain."""
+    """Why the document can't be trusted fully: an embedded engine, or an exit code that it does not explain."""
     if refusal.NO_ENGINE.search(reading.before):
-        return "no host engine: dcgmi started one of its own"
+        return "no host engine answered: dcgmi started one of its own"
     if errors or exit_code in (None, 0):
         return ""
     if exit_code in (226, ISOLATE_EXIT) and outcome != "pass":
@@ -289,7 +289,7 @@ def _message(
 
 
 def _of_all(test: Test) -> bool:
-    """Whether it passed on all GPUs without naming one: v3's level 1, and its "Pass - All"."""
+    """Whether the test passed on all GPUs without naming one: v3's level 1 and its "Pass - All"."""
     return any(result.status == "pass" and result.gpu is None and not result.entity for result in test.results)
 
 

@@ -1,7 +1,7 @@
-"""Diagnostics through NVIDIA's Python bindings, where a site has no dcgmi. Found at `dcgm.pydcgm`, never imported here.
+"""Diagnostics through NVIDIA's Python bindings in `dcgm.pydcgm`, for sites without dcgmi. Never imported here.
 
-The bindings are flat modules and one blocking call, so all of it happens in a child. Its answer is turned into the
-document that dcgmi would have printed: one reader judges both.
+The bindings are flat modules with one blocking call, so a child process does all of it. Its answer is turned into the
+document that dcgmi would have printed, so one parser judges both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STATUS = {0: "Pass", 1: "Skip", 2: "Warn", 3: "Fail", 4: "Not Run"}
 
 
 def run(level: int, gpus: Sequence[str], settings: Dcgm, timeout: float, *, expected: int = 0) -> Diagnosis:
-    """As `dcgmi.run`. DCGM's time-out leaves the diagnostic running in the engine: a call of its own stops it."""
+    """As `dcgmi.run`. After DCGM's time-out the diagnostic goes on in the engine: a separate call stops it."""
     began = monotonic()
     if not os.path.isfile(os.path.join(settings.pydcgm, "pydcgm.py")):
         return engine.nothing("tool-error", level, f"no pydcgm.py in {settings.pydcgm} (dcgm.pydcgm)")
@@ -91,7 +91,7 @@ def _diagnose(
 
 
 def _connect(settings: Dcgm) -> Any:
-    """A handle on the engine at `dcgm.host`; never without an address, which would start an engine in this process."""
+    """A handle on the engine at `dcgm.host`. Always with an address: else an engine would start in this process."""
     sys.path.insert(0, settings.pydcgm)
     pydcgm = import_module("pydcgm")
     if settings.host.startswith(engine.UNIX):
@@ -100,7 +100,7 @@ def _connect(settings: Dcgm) -> Any:
 
 
 def _stop(handle: Any) -> None:
-    """End the engine's diagnostic. A public call of libdcgm since 4.3 that the bindings do not wrap."""
+    """Stop the engine's diagnostic. The call is public in libdcgm since 4.3, but the bindings do not wrap it."""
     import_module("dcgm_structs")._dcgmGetFunctionPointer("dcgmStopDiagnostic")(handle.handle)
 
 

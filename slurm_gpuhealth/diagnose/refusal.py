@@ -1,5 +1,6 @@
-"""A diagnostic without results: DCGM refused, was busy, was killed, or printed what we can't read. Law: a broken
-checker is not a broken node, so none of these is ever a hardware fault.
+"""A diagnostic without results: DCGM refused, was busy, was killed, or printed something unreadable.
+
+A broken checker is not a broken node, so none of these is ever a hardware fault.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ EXITS: dict[int, tuple[Outcome, str]] = {
     198: ("tool-error", "the requested test is not installed"),
     190: ("tool-error", "the diagnostic was stopped"),
 }
-"""Exit code → what it means by itself. 226 is not here: it may be anything."""
+"""Exit code → its meaning. 226 is not here: it can mean anything."""
 SAID: tuple[tuple[str, Outcome, str], ...] = (
     (r"\bMIG\b", "not-testable", "MIG is on, and DCGM can't test this layout"),
     (r"No available testing entities|Unable to match GPU set", "not-testable", "no such GPU: DCGM sees none to test"),
@@ -45,11 +46,11 @@ SAID: tuple[tuple[str, Outcome, str], ...] = (
     (r"Unable to connect to host engine", *EXITS[235]),
 )
 NO_ENGINE = re.compile("unable to establish a connection")
-"""The plain line before the document, after which dcgmi silently starts an engine of its own."""
+"""The plain line before the document that means: dcgmi then silently started an engine of its own."""
 
 
 def judge(reading: Reading, exit_code: int | None, level: int | None) -> Diagnosis:
-    """DCGM's own reason decides; else the exit code (or the return code in the text); else we can't read it."""
+    """DCGM's own reason decides, else the exit code (or the return code in the text); else it is unreadable."""
     words = documents.line(reading.refused if reading.refused is not None else reading.before)
     returned = re.search(r"\((-[0-9]{1,3})\)", words)
     code = int(returned[1]) & 0xFF if returned and exit_code in (None, 0, 226) else exit_code
@@ -74,7 +75,7 @@ def judge(reading: Reading, exit_code: int | None, level: int | None) -> Diagnos
 
 def _said(reading: Reading, words: str) -> tuple[Outcome, str] | None:
     if NO_ENGINE.search(reading.before):
-        return EXITS[235]  # what came after it was an embedded engine's
+        return EXITS[235]  # what follows it came from an embedded engine
     return next(((outcome, meaning) for pattern, outcome, meaning in SAID if re.search(pattern, words)), None)
 
 

@@ -1,7 +1,7 @@
 """The table that `dcgmi diag` prints for people (no `-j`), read into the shape of documents.py.
 
 v4: `| pcie | Fail |`, `| | GPU2: Fail |`, `| Warning: GPU2 | text |`; v3: `| PCIe | Pass - All |`,
-`| | Fail - GPU: 1 |`, `| Warning | text |`. It holds no error numbers, so what failed stays unclassified.
+`| | Fail - GPU: 1 |`, `| Warning | text |`. It has no error numbers, so failures stay unclassified.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WIDTH = 45
-"""dcgmi cuts a message into pieces of so many characters, words or not."""
+"""dcgmi cuts a message into pieces of so many characters, even inside words."""
 ENTITY = re.compile(r"GPU ?(\d+): (Pass|Fail|Skip|Warn)$")
 GROUP = re.compile(r"(Pass|Fail|Skip|Warn)(?: - (?:All|GPUs?:? ?([\d, ]+)))?$")
 SECTION = re.compile(r"[|+]-+\s+(\w+)\s+-+[+|]")
 
 
 class _Rows:
-    """The rows of one test, gathered from top to bottom."""
+    """The rows of one test, collected from top to bottom."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -32,7 +32,7 @@ class _Rows:
 
     def test(self) -> Test:
         texts = [(self._owner(gpu, text), Warned(None, line(text))) for gpu, text in self.messages]
-        # "Fail - All", and the level 1 checks of v3, name GPUs in their warnings only.
+        # "Fail - All" and the level 1 checks of v3 name GPUs only in their warnings.
         status = self.status or {gpu: self.summary for gpu, _ in texts if gpu is not None}
         results = tuple(Result(gpu, s, tuple(w for g, w in texts if g == gpu)) for gpu, s in status.items())
         own = tuple(w for g, w in texts if g not in status)
@@ -41,7 +41,7 @@ class _Rows:
         return Test(self.name, results, self.summary, own)
 
     def _owner(self, gpu: int | None, text: str) -> int | None:
-        """The GPU of a warning: v3 tells it in the text, or only by which one failed."""
+        """The GPU of a warning. v3 names it in the text, or it is the only GPU that failed."""
         failed = {n for n, status in self.status.items() if status != "pass"}
         named = {int(n) for n in re.findall(r"\bGPU ?(\d{1,4})\b", text)}
         told = (named & failed or failed) if self.status else named
@@ -49,12 +49,12 @@ class _Rows:
 
 
 def read(text: str) -> Reading | None:
-    """The table in `text`; None where there is none."""
+    """The table in `text`; None if there is none."""
     if "| Diagnostic " not in text or "=+" not in text:
         return None
     tests: list[_Rows] = []
     version = None
-    open_message = False  # whether a row without a name goes on with a warning
+    open_message = False  # whether a row without a name continues a warning
     for section, name, cell in _rows(text):
         if not name:
             if tests and not _status(tests[-1], cell) and open_message:
@@ -65,7 +65,7 @@ def read(text: str) -> Reading | None:
         if section == "Metadata":
             version = cell.strip() if name == "DCGM Version" else version
         elif open_message:
-            if not tests:  # what v2 and v3 say before any check ran
+            if not tests:  # the lines of v2 and v3 before any check
                 tests.append(_Rows(SOFTWARE))
                 tests[-1].summary = "fail"
             gpu = re.search(r"GPU ?(\d+)", name)
@@ -90,7 +90,7 @@ def _rows(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _status(rows: _Rows, cell: str) -> bool:
-    """Take a cell that is a status; False when it is not."""
+    """Take a cell if it is a status; else False."""
     if entity := ENTITY.match(cell.strip()):
         rows.status[int(entity[1])] = entity[2].lower()
     elif group := GROUP.match(cell.strip()):

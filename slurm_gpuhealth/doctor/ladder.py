@@ -1,4 +1,4 @@
-"""What would keep a drained node from climbing the ladder: facts from look.py, judged. No I/O."""
+"""What would keep a drained node from climbing the ladder. Judges the facts that look.py gathers. No I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.doctor.line import Config
 
 BOOT = 600
-"""Seconds that a GPU server may need from the order to slurmd's first word."""
+"""Seconds that a GPU server may need from the reboot order until slurmd registers."""
 USUAL = {"L3": 900, "L4": 3600}
 """Seconds: DCGM's documentation says about 15 min for level 3, and longer for level 4."""
 NEEDED = {"reset": ("nvidia_smi", "systemctl")}
@@ -24,25 +24,26 @@ def judge_slurm_conf(config: Config, settings: Settings) -> Iterator[Line]:
     if settings.reboot.enabled:
         yield from _reboot(config)
     if "extra_constraints" in ",".join(config.get("SchedulerParameters", ())):
-        what = "SchedulerParameters=extra_constraints: Slurm reads a node's Extra as JSON, and our result line is there"
-        yield Line("extra", "warn", f"{what}: jobs with --extra pass over such a node", _remedy_extra(config))
+        what = "SchedulerParameters=extra_constraints: Slurm reads a node's Extra as JSON, but gpuhealth writes results"
+        yield Line("extra", "warn", f"{what} there: jobs with --extra avoid such a node", _remedy_extra(config))
 
 
 def _reboot(config: Config) -> Iterator[Line]:
     program, limit = first(config, "RebootProgram"), number(first(config, "ResumeTimeout")) or 60
     if not program:
-        what = "reboot.enabled, and slurm.conf has no RebootProgram: Slurm reboots nothing"
+        what = "reboot.enabled is true, but slurm.conf has no RebootProgram: Slurm reboots nothing"
         yield Line("reboot", "FAIL", what, "in slurm.conf: RebootProgram=/sbin/reboot")
     elif first(config, "ReturnToService") == "2":
         what = (
-            "reboot.enabled, and ReturnToService=2: Slurm would put a rebooted node into service untested, so none is"
+            "reboot.enabled is true, but ReturnToService=2: Slurm would put a rebooted node into service untested,"
+            " so gpuhealth reboots none"
         )
         yield Line("reboot", "FAIL", what, "in slurm.conf: ReturnToService=1")
     elif limit < BOOT:
-        what = f"ResumeTimeout is {limit} s: a node that takes longer to boot is given up by Slurm (reboot timed out)"
+        what = f"ResumeTimeout is {limit} s: Slurm gives up a node that takes longer to boot (reboot timed out)"
         yield Line("reboot", "warn", what, f"in slurm.conf: ResumeTimeout={2 * BOOT}")
     else:
-        yield Line("reboot", "ok", f"Slurm reboots by {program}, and waits {limit} s")
+        yield Line("reboot", "ok", f"Slurm reboots with {program}, and waits {limit} s")
 
 
 def _remedy_extra(config: Config) -> str:
@@ -51,25 +52,25 @@ def _remedy_extra(config: Config) -> str:
 
 
 def judge_settings(settings: Settings, model: str) -> Iterator[Line]:
-    """Settings that are possible, and let nothing be proven. `model`: of the node's GPUs, "" where unknown."""
+    """Settings that are valid but let no node prove itself fit. `model`: the node's GPU model, "" if unknown."""
     tests = settings.sources.dcgm != "off" and settings.dcgm.backend != "off"
     off = [name for name in ("reset", "reboot", "repair", "sweep") if not _is_on(settings, name)]
     if not settings.ladder.tests:
-        what = "ladder.tests is false: each node that is drained waits for hands"
+        what = "ladder.tests is false: each drained node waits for an admin"
         yield Line("ladder", "warn", what, "in gpuhealth.toml, [ladder]: tests = true")
     elif not tests:
-        what = "DCGM is off: no node can prove that it is fit, and each that is drained ends as untested"
+        what = "DCGM is off: no node can prove that it is fit, and each drained node ends as untested"
         yield Line("ladder", "warn", what, 'in gpuhealth.toml: [sources] dcgm = "enforce", [dcgm] backend = "dcgmi"')
     else:
         yield Line("ladder", "ok", "a drained node tests itself" + (f"; off: {', '.join(off)}" if off else ""))
     for rung, usual in USUAL.items():
         limit = rungs.seconds(settings, rung, model)
         if tests and limit < usual:
-            what = f"{rung} may take {limit / 60:g} min, and takes about {usual / 60:g}: cut off, it proves nothing"
+            what = f"{rung} is stopped after {limit / 60:g} min, but takes about {usual / 60:g}: it proves nothing"
             remedy = f'in gpuhealth.toml, [ladder]: {rung.lower()} = "{2 * usual // 60}min"'
             yield Line("limits", "warn", what, remedy)
     if settings.sweep.enabled and settings.mode == "enforce" and not sweep.on(settings):
-        what = 'sweep.enabled, and sources.dcgm is not "enforce": a sweep could find nothing, and none is made'
+        what = 'sweep.enabled is true, but sources.dcgm is not "enforce": no sweep runs, because it could not drain'
         yield Line("sweep", "warn", what, 'in gpuhealth.toml, [sources]: dcgm = "enforce"')
 
 
@@ -83,11 +84,11 @@ def judge_programs(settings: Settings, runs: Mapping[str, bool], unsafe: Sequenc
         for key in keys:
             path = getattr(getattr(settings, rung), key)
             if _is_on(settings, rung) and not runs[path]:
-                what = f"{rung}.enabled, and {path} is no program here: the rung fails"
+                what = f"{rung}.enabled is true, but {path} is not a program here: the rung fails"
                 yield Line("ladder-program", "FAIL", what, f"in gpuhealth.toml, [{rung}]: {key} = the right path")
     for path in settings.repair.command[:1]:
         if not runs[path]:
-            what = f"repair.command: {path} is no program here: the rung fails, and RMA follows"
+            what = f"repair.command: {path} is not a program here: the rung fails, and RMA follows"
             yield Line("repair", "FAIL", what, f"chmod 755 {path}, or correct the path")
         elif unsafe:
             what, _, remedy = unsafe[0].rpartition(": ")
@@ -97,7 +98,7 @@ def judge_programs(settings: Settings, runs: Mapping[str, bool], unsafe: Sequenc
 
 
 def judge_unit(unit: Mapping[str, str]) -> Iterator[Line]:
-    """`unit`: LoadState and KillMode of slurmd.service; empty without systemd."""
+    """`unit`: LoadState and KillMode of slurmd.service; empty if there is no systemd."""
     if unit.get("LoadState") != "loaded":
         return
     if unit.get("KillMode") in ("process", "none"):
@@ -108,8 +109,8 @@ def judge_unit(unit: Mapping[str, str]) -> Iterator[Line]:
 
 
 def judge_remarks(comment: str, extra: str, node: str) -> Iterator[Line]:
-    """Whether an ack and a result can be written beside what the site has put there."""
+    """Whether gpuhealth can write an ack and a result beside the site's own text."""
     for key, text in (("Comment", comment), ("Extra", extra)):
         if "\n" in text:
-            what = f"the node's {key} has a line break: no ack and no result can be written beside it"
+            what = f"the node's {key} has a line break: gpuhealth can write no ack and no result there"
             yield Line("remarks", "warn", what, f"scontrol update NodeName={node} {key}=...")

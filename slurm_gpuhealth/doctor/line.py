@@ -21,7 +21,7 @@ class Line:
     """One check's answer."""
 
     check: str
-    """Its name in the JSON, kept stable."""
+    """Its name in the JSON; it does not change."""
     level: Level
     what: str
     remedy: str = ""
@@ -32,7 +32,7 @@ class Line:
 
 
 def first(config: Config, key: str) -> str:
-    """The last value of `key`; "" without one."""
+    """The last value of `key`, or ""."""
     return (config.get(key) or ("",))[-1]
 
 

@@ -57,7 +57,7 @@ def examine(node: str, settings: Settings, problems: list[str]) -> Iterator[Line
     if here or os.path.exists(path):
         yield from _configuration(path, problems, settings)
     if not here:
-        what = f"{node} is no node of this cluster: slurm.conf alone is judged"
+        what = f"{node} is not a node of this cluster: only slurm.conf is checked"
         yield Line("node", "skip", what, "gpuhealth --node NAME doctor")
     elif trouble:
         yield _no_slurm(trouble, settings)
@@ -148,8 +148,8 @@ def _node(settings: Settings, node: str, record: NodeRecord | None) -> Iterator[
     root = os.geteuid() == 0
     missing = [f"{key} = {path}" for key, path in _roots(settings) if not os.path.isdir(path)]
     if missing:
-        what = f"{', '.join(missing)} in [paths]: not there, and nothing of this node can be looked at"
-        yield Line("paths", "FAIL", what, f"in gpuhealth.toml, [paths]; or another name than {node}: --node NAME")
+        what = f"{', '.join(missing)} in [paths] does not exist: nothing of this node can be checked"
+        yield Line("paths", "FAIL", what, f"correct [paths] in gpuhealth.toml, or the name {node}: --node NAME")
         return
     count = sum(name == "slurmd" for _, name in processes(settings))
     several = node_rules.judge_slurmds(count, node, settings)
@@ -162,7 +162,7 @@ def _node(settings: Settings, node: str, record: NodeRecord | None) -> Iterator[
         yield from _folders(settings)
         journal = _journal(settings)
     else:
-        yield Line("journal", "skip", "the journal is root's", "sudo gpuhealth doctor")
+        yield Line("journal", "skip", "only root may read the journal", "sudo gpuhealth doctor")
     if journal:
         names = ("checked", "failure", "sources", "gres", "stuck")
         facts = {"trouble": journal.trouble, **{name: journal.get(name) for name in names}}
@@ -180,7 +180,7 @@ def _node(settings: Settings, node: str, record: NodeRecord | None) -> Iterator[
 
 
 def model_of(journal: Journal) -> str:
-    """The node's GPU model, as the driver names it; "" where it is not known."""
+    """The node's GPU model, as the driver names it; "" if it is not known."""
     gpus = journal.get("gpus", [])
     return str(gpus[0].get("name", "")) if gpus else ""
 
@@ -201,7 +201,7 @@ def _ladder(settings: Settings, journal: Journal | None, record: NodeRecord | No
 
 
 def _unit(settings: Settings) -> dict[str, str]:
-    """slurmd's unit, where systemd runs."""
+    """slurmd's unit, if systemd runs."""
     from slurm_gpuhealth import child
 
     argv = (settings.reset.systemctl, "show", "-p", "LoadState", "-p", "KillMode", "slurmd.service")
@@ -220,7 +220,7 @@ def _folders(settings: Settings) -> Iterator[Line]:
 
 
 def _journal(settings: Settings) -> Journal | None:
-    """The node's journal; None where no program of ours has made one: that is not the doctor's to do."""
+    """The node's journal, or None: the doctor does not create one."""
     from slurm_gpuhealth.node.journal import open_journal
 
     folders = (settings.paths.state, settings.paths.run)
@@ -249,7 +249,7 @@ def _unreadable(path: str) -> str:
 
 
 def _driven(settings: Settings, journal: Journal | None) -> int | str:
-    """How many GPUs answer, or why none does. A second child never joins one that can't be killed."""
+    """How many GPUs answer, or why none does. If an earlier child can't be killed, no second one is started."""
     from slurm_gpuhealth.evidence import nvml
     from slurm_gpuhealth.node import lock
 
@@ -284,7 +284,7 @@ def _configured(record: NodeRecord | None) -> int | None:
 
 
 def _dcgm(settings: Settings, journal: Journal | None) -> dict[str, Any]:
-    """What `judge_dcgm` wants to know. dcgmi is asked only when an engine answers: it would start one of its own."""
+    """What `judge_dcgm` wants to know. dcgmi is asked only when an engine answers: otherwise it would start its own."""
     from slurm_gpuhealth.diagnose import dcgmi, engine
 
     facts: dict[str, Any] = {"answers": False, "error": "", "trouble": "", "version": None, "seen": None, "last": None}

@@ -1,7 +1,7 @@
-"""What in Slurm's configuration would make gpuhealth, or Slurm, do the wrong thing: lines with a remedy each. No I/O.
+"""What in Slurm's configuration would make gpuhealth or Slurm do the wrong thing, each with a remedy. No I/O.
 
-look.py gathers the facts; node.py judges those of the node itself. What Slurm does was measured on
-22.05, 24.11, 25.11 and 26.05; what is from a man page says so.
+look.py gathers the facts; node.py judges those of the node itself. What is said of Slurm here was measured on 22.05,
+24.11, 25.11 and 26.05, unless it names a man page.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Entry:
     starts: str = ""
     """`prolog`, `epilog` or `check`: which of our programs it starts."""
     lacks: str = ""
-    """What it starts and is not there."""
+    """The program that it starts, if that is missing."""
     unsafe: Sequence[str] = ()
     """Why others can change it (`config.unsafe`)."""
     target: str = ""
-    """Where it leads to, of a link."""
+    """Where it leads, if it is a link."""
 
     @property
     def shown(self) -> str:
@@ -50,9 +50,9 @@ class Entry:
 
 PROGRAMS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "check"}
 SAYS_WHAT = {
-    "Prolog": "no job's GPUs are looked at before it starts",
-    "Epilog": "nobody knows which job had which GPU, and none is tested after a job failed",
-    "HealthCheckProgram": "faults go unseen, and no hold is followed",
+    "Prolog": "GPUs are not checked before a job starts",
+    "Epilog": "which job had which GPU is not known, and no GPU is tested after a failed job",
+    "HealthCheckProgram": "faults go unseen, and no drained node is tested",
 }
 BACKUPS = ("*~", "*.rpmsave", "*.rpmnew", "*.rpmorig", "*.dpkg-*", "*.bak", "*.orig", "*.old", "*.save", "*.swp", "#*#")
 NODE_STATES = {  # a word of HealthCheckNodeState → the first Slurm that knows it
@@ -60,7 +60,7 @@ NODE_STATES = {  # a word of HealthCheckNodeState → the first Slurm that knows
     "NONDRAINED_IDLE": (23, 2), "START_ONLY": (25, 11), "REBOOT_ONLY": (26, 5),
 }  # fmt: skip
 NONE = (0, 65534)
-"""Values of Slurm's time-outs that mean: no such limit (NO_VAL16), or the default."""
+"""Values of Slurm's time-outs that mean no limit (NO_VAL16) or the default."""
 HEALTH_CHECK_LIMIT = 60
 
 
@@ -72,10 +72,10 @@ def judge_slurm_conf(
     written: Config | None = None,
     node: str = "",
 ) -> list[Line]:
-    """What is wrong with Slurm's configuration for us.
+    """What is wrong with Slurm's configuration for gpuhealth.
 
-    `listing` is None off the nodes, where the hooks' files are. `written` is slurm.conf as `parse_written` reads it:
-    what `scontrol show config` leaves out.
+    `listing` is None on a host that is no node: it lacks the hooks' files. `written` is slurm.conf as `parse_written`
+    reads it: it has what `scontrol show config` leaves out.
     """
     written = written or {}
     lines: list[Line] = []
@@ -92,7 +92,7 @@ def judge_slurm_conf(
     ]
     user = first(config, "SlurmdUser")
     if user and not user.startswith("root"):
-        what = f"slurmd runs as {user}: our programs can neither read the kernel log nor drain"
+        what = f"slurmd runs as {user}: gpuhealth can't read the kernel log and can't drain"
         lines.append(Line("slurmd-user", "FAIL", what, "in slurm.conf: SlurmdUser=root"))
     return lines
 
@@ -103,7 +103,7 @@ def version_of(config: Config) -> tuple[int, ...]:
 
 
 def parse_written(text: str) -> dict[str, tuple[str, ...]]:
-    """slurm.conf: key in lower case → its values, one a line that has it. Included files are not read."""
+    """slurm.conf: each key in lower case → its values, one for each line. Does not read included files."""
     found: dict[str, tuple[str, ...]] = {}
     for line in text.splitlines():
         key, equals, value = line.partition("#")[0].partition("=")
@@ -119,7 +119,7 @@ def in_order(patterns: Sequence[str], listing: Listing) -> list[Entry]:
 
 
 def _program(key: str, config: Config, listing: Listing | None, written: Config, settings: Settings) -> Iterator[Line]:
-    """Is our program among what `key` runs, and does nothing beside it drain the node?"""
+    """Does `key` run our program, and does any other program there drain the node?"""
     program, check = PROGRAMS[key], key.lower()
     patterns = config.get(key, ())
     health = program == "check"
@@ -129,10 +129,10 @@ def _program(key: str, config: Config, listing: Listing | None, written: Config,
         yield Line(check, "FAIL", f"{key} is not set in slurm.conf: {SAYS_WHAT[key]}", wire)
         return
     if len(written.get(check, ())) > len(patterns):
-        what = f"slurm.conf has {len(written[check])} lines {key}=, and this Slurm heeds the last: {patterns[-1]}"
+        what = f"slurm.conf has {len(written[check])} lines {key}=, but this Slurm uses only the last: {patterns[-1]}"
         yield Line(f"{check}-lines", "warn", what, f"keep one line in slurm.conf: {wiring}")
     if listing is None:
-        yield Line(check, "skip", f"{key}={','.join(patterns)}: what that runs is to be seen on a node")
+        yield Line(check, "skip", f"{key}={','.join(patterns)}: run this on a node to check what that starts")
         return
     entries = in_order(patterns, listing)
     for pattern in patterns:
@@ -160,7 +160,7 @@ def _program(key: str, config: Config, listing: Listing | None, written: Config,
 
 
 def _hook_file(key: str, entry: Entry) -> Iterator[Line]:
-    """What Slurm makes of one file of a hook: a failing one drains the node and holds the job."""
+    """What Slurm does with one file of a hook. If a hook fails, Slurm drains the node and holds the job."""
     drains = "the check fails" if key == "HealthCheckProgram" else "each job drains its node"
     check, name = f"{key.lower()}-files", os.path.basename(entry.path)
     if entry.kind == "missing":
@@ -174,7 +174,7 @@ def _hook_file(key: str, entry: Entry) -> Iterator[Line]:
         what = f"{key}: {entry.shown} is not executable: {drains}"
         yield Line(check, "FAIL", what, f"chmod 755 {entry.target or entry.path}, or move it away")
     elif any(fnmatch.fnmatchcase(name, pattern) for pattern in BACKUPS):
-        yield Line(check, "warn", f"{key}: {entry.path} looks like a backup, and is run too", f"rm {entry.path}")
+        yield Line(check, "warn", f"{key}: {entry.path} looks like a backup, but Slurm runs it too", f"rm {entry.path}")
     for one in entry.unsafe[:1]:
         what, _, remedy = one.rpartition(": ")
         level: Level = "warn" if " belongs to " in one else "FAIL"  # many sites give /etc/slurm to SlurmUser
@@ -182,7 +182,7 @@ def _hook_file(key: str, entry: Entry) -> Iterator[Line]:
 
 
 def _node_state(config: Config, version: tuple[int, ...], settings: Settings) -> Iterator[Line]:
-    """HealthCheckNodeState must leave out no node that we hold, and none with a job."""
+    """HealthCheckNodeState must include the nodes that we hold and the nodes with jobs."""
     text = first(config, "HealthCheckNodeState").upper().replace(" ", "")
     # A word that this Slurm does not know is ignored; with none left the check runs on ANY.
     words = {word for word in text.split(",") if NODE_STATES.get(word, (99, 0)) <= version[:2]}
@@ -190,12 +190,10 @@ def _node_state(config: Config, version: tuple[int, ...], settings: Settings) ->
     if words <= {"CYCLE"} or "ANY" in words:
         yield Line("node-state", "ok", "the health check runs on nodes in any state")
     elif "IDLE" not in words or words & {"START_ONLY", "REBOOT_ONLY"}:
-        what = f"HealthCheckNodeState={text} leaves drained nodes out: no node that we drain proves itself fit"
+        what = f"HealthCheckNodeState={text} leaves out drained nodes: they can't test themselves, and never come back"
         yield Line("node-state", "FAIL", what, remedy)
     elif settings.reboot.enabled:  # the other words leave out DOWN
-        what = (
-            f"HealthCheckNodeState={text} leaves DOWN nodes out, and DOWN is how the ladder's reboot brings them back"
-        )
+        what = f"HealthCheckNodeState={text} leaves out DOWN nodes, but after the ladder's reboot a node is DOWN"
         yield Line("node-state", "FAIL", what, remedy)
     else:
         left = [name for name in ("ALLOC", "MIXED") if name not in words]
@@ -209,8 +207,8 @@ def _interval(config: Config, settings: Settings) -> Iterator[Line]:
         what = f"HealthCheckInterval is 0: Slurm never runs the health check; {SAYS_WHAT['HealthCheckProgram']}"
         yield Line("interval", "FAIL", what, f"in slurm.conf: HealthCheckInterval={ours:g}")
     elif seconds != ours:
-        what = f"HealthCheckInterval is {seconds} s, and check.interval says {ours:g} s: "
-        what += "prologs read the driver anew" if seconds > ours else "prologs trust readings older than they need"
+        what = f"HealthCheckInterval is {seconds} s, but check.interval says {ours:g} s: "
+        what += "prologs ask the driver again" if seconds > ours else "prologs trust readings that are too old"
         yield Line("interval", "warn", what, f'in gpuhealth.toml, [check]: interval = "{seconds}s"')
     else:
         yield Line("interval", "ok", f"the health check runs every {seconds} s")
@@ -224,7 +222,7 @@ def _prolog_flags(config: Config, version: tuple[int, ...]) -> Iterator[Line]:
     # Contain, X11 (man page) and RunInJob (man page) bring Alloc with them; DeferBatch does from 26.05 on.
     alloc = flags & {"alloc", "contain", "x11", "runinjob", "nohold"} or ("deferbatch" in flags and version >= (26, 5))
     if not alloc:
-        what = f"PrologFlags={text or '(none)'} without Alloc: the prolog runs on a job's first node alone"
+        what = f"PrologFlags={text or '(none)'} without Alloc: the prolog runs only on a job's first node"
         yield Line("prolog-flags", "FAIL", what, remedy)
     elif "deferbatch" not in flags:
         what = f"PrologFlags={text} without DeferBatch: a job's script starts before its other nodes have passed"
@@ -235,7 +233,7 @@ def _prolog_flags(config: Config, version: tuple[int, ...]) -> Iterator[Line]:
     else:
         yield Line("prolog-flags", "ok", f"no job starts before all of its nodes have passed (PrologFlags={text})")
     if "runinjob" in flags:
-        what = "PrologFlags=RunInJob hides exit codes: a failed batch job reads 0:0 in the epilog, and none is tested"
+        what = "PrologFlags=RunInJob hides exit codes: the epilog sees 0:0 for a failed batch job, and tests no GPU"
         yield Line("run-in-job", "FAIL", what, remedy)
 
 
@@ -257,7 +255,7 @@ def _scheduler(config: Config, settings: Settings) -> Iterator[Line]:
 
 
 def _time_limits(config: Config, settings: Settings, written: Config) -> Iterator[Line]:
-    """Slurm must not end our programs before they end themselves: a prolog ended by Slurm drains the node."""
+    """Slurm must not end our programs before they end themselves: if it ends a prolog, it drains the node."""
     both = number(first(config, "PrologEpilogTimeout"))
     for key, ours in (("Prolog", settings.prolog.timeout), ("Epilog", settings.epilog.timeout)):
         name = f"{key}Timeout"  # 25.05 and later (man page); a file may have it and `show config` not
@@ -266,18 +264,16 @@ def _time_limits(config: Config, settings: Settings, written: Config) -> Iterato
         if limit in (None, *NONE) or limit > ours:
             yield Line(name.lower(), "ok", f"Slurm lets our {key.lower()} have its {ours:g} s")
             continue
-        what = (
-            f"{source} is {limit} s, and our {key.lower()} may take {ours:g} s: ended by Slurm, it drains a good node"
-        )
+        what = f"{source} is {limit} s, but our {key.lower()} may take {ours:g} s: Slurm ends it and drains a good node"
         yield Line(name.lower(), "FAIL", what, f"in slurm.conf: {source}={int(ours) + 30}")
     limit = number(first(config, "HealthCheckTimeout")) or HEALTH_CHECK_LIMIT
     if limit <= settings.check.timeout:
-        what = f"Slurm ends a health check after {limit} s, and ours may take {settings.check.timeout:g} s"
+        what = f"Slurm ends a health check after {limit} s, but ours may take {settings.check.timeout:g} s"
         yield Line("check-timeout", "FAIL", what, f'in gpuhealth.toml, [check]: timeout = "{max(1, limit * 3 // 4)}s"')
 
 
 def _expedite(config: Config, version: tuple[int, ...], settings: Settings, listing: Listing | None) -> Iterator[Line]:
-    """Whether Slurm has jobs of --requeue=expedite, and what an epilog that hands one back keeps from running."""
+    """Whether Slurm allows --requeue=expedite, and which files do not run after our epilog hands such a job back."""
     if not settings.epilog.expedite:
         return
     if version < EXPEDITES:
@@ -310,7 +306,7 @@ def _power(config: Config, node: str) -> Iterator[Line]:
     elif _names(nodes, node):
         yield Line("power", "ok", f"Slurm does not power off {node} (SuspendExcNodes)")
     else:
-        what = f"SuspendTime={after}: Slurm powers off idle nodes, also one that we hold and test"
+        what = f"SuspendTime={after}: Slurm powers off idle nodes, even one that gpuhealth holds and tests"
         excluded = [f"{k}={v}" for k, v in (("SuspendExcNodes", nodes), ("SuspendExcParts", parts)) if v]
         what += f", unless {' or '.join(excluded)} names it" if excluded else ""
         remedy = "in slurm.conf: SuspendExcStates=DRAIN (Slurm 23.02 and later), or the GPU nodes in SuspendExcNodes"

@@ -1,4 +1,4 @@
-"""What would keep the correlator from its evidence: what nodes ship, the store asked in a child, and accounting."""
+"""What would keep the correlator from its evidence: the nodes' shipping, the store, and accounting."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 DAY = 86400.0
 OLD = 3600.0
-"""Seconds after which what waits should have been shipped."""
+"""Seconds after which a waiting record should have been shipped."""
 ALWAYS = frozenset(("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"))
-"""What Slurm counts without being told."""
+"""What Slurm always counts."""
 TIMER = 120.0
-"""Seconds between two runs of gpuhealth correlate, and what one takes."""
+"""Seconds between two runs of gpuhealth correlate, with the time that a run takes."""
 MANY = 100
-"""Complete files of all nodes, 4 MiB each, that nobody has taken in."""
+"""Complete files of all nodes, 4 MiB each, that the controller has not read."""
 
 
 def examine(settings: Settings, journal: Journal | None, now: float) -> Iterator[Line]:
@@ -50,14 +50,16 @@ def ask(settings: Settings) -> dict[str, Any]:
     from slurm_gpuhealth.ship import postgresql as ship_postgresql
 
     if store.password_file and os.stat(store.password_file).st_mode & 0o077:
-        raise OSError(f"PostgreSQL's library reads no password file that others can; chmod 600 {store.password_file}")
+        raise OSError(
+            f"PostgreSQL's library refuses a password file that others can read; chmod 600 {store.password_file}"
+        )
     with ship_postgresql.connect(settings, "doctor") as db:
         row = db.execute("SELECT has_table_privilege('inbox', 'INSERT')").fetchone()
     return {"writable": bool(row and row[0])}
 
 
 def _ask_folder(folder: str, seconds: float) -> dict[str, Any]:
-    """Also whether something there is not root's; of thousands of files, as many as there is time for."""
+    """Also whether a file there is not root's; looks at as many files as it has time for."""
     from slurm_gpuhealth.ship import file as ship_file
 
     refused, until = "", time.monotonic() + seconds / 2
@@ -74,7 +76,7 @@ def _ask_folder(folder: str, seconds: float) -> dict[str, Any]:
 
 
 def _refused(name: str, there: int) -> str:
-    """Why the controller does not take this file in."""
+    """Why the controller does not read this file."""
     from slurm_gpuhealth.ship import file as ship_file
 
     try:
@@ -91,7 +93,7 @@ def _refused(name: str, there: int) -> str:
 
 
 def judge(settings: Settings, facts: Mapping[str, Any], error: str, now: float) -> Iterator[Line]:
-    """`facts`: of `ask`, and the journal's `shipped`, `waits`, `oldest`. `error`: why the store gave no answer."""
+    """`facts`: what `ask` returns, and the journal's `shipped`, `waits`, `oldest`. `error`: why the store is silent."""
     url = settings.store.url
     if not url:
         yield Line("store", "ok", "store.url is empty: nothing is shipped, nothing waits")
@@ -115,7 +117,7 @@ def judge(settings: Settings, facts: Mapping[str, Any], error: str, now: float) 
         what = f"{facts['complete']} complete files in {folder} wait for the controller"
         yield Line("store", "warn", what, "on the controller: gpuhealth correlate, from its timer")
     else:
-        yield Line("store", "ok", f"the store takes what this node saw ({folder or 'PostgreSQL'})")
+        yield Line("store", "ok", f"the store accepts this node's records ({folder or 'PostgreSQL'})")
     yield from _backlog(facts, now)
 
 
@@ -127,12 +129,12 @@ def _backlog(facts: Mapping[str, Any], now: float) -> Iterator[Line]:
         yield Line("outbox", "warn", what, "journalctl -t gpuhealth -n 20")
     if facts.get("dropped"):
         count = facts["dropped"][0]
-        what = f"{count} records were dropped while the store was away: verdicts of that time lack them"
+        what = f"{count} records were dropped while the store was unreachable: verdicts of that time lack them"
         yield Line("dropped", "warn", what, "in gpuhealth.toml, [store]: a larger outbox_mib")
 
 
 def examine_controller(settings: Settings, here: bool, now: float) -> Iterator[Line]:
-    """On the host where gpuhealth correlate runs: does it, and does it hear of the nodes? `here`: it is a node too."""
+    """On the host of gpuhealth correlate: does it run, and do the nodes ship? `here`: this host is a node too."""
     try:
         ran = os.stat(os.path.join(settings.paths.run, "correlate.lock")).st_mtime
     except OSError:
@@ -146,7 +148,7 @@ def examine_controller(settings: Settings, here: bool, now: float) -> Iterator[L
 
 
 def silent(settings: Settings, now: float) -> dict[str, Any]:
-    """`nodes` in the store, and those that are `silent`: where GPU jobs ended of which nothing came for an hour."""
+    """The number of `nodes` in the store, and the `silent` nodes: they shipped nothing for an hour after a GPU job."""
     import sqlalchemy as sql
 
     from slurm_gpuhealth.store import open as opening
@@ -162,27 +164,27 @@ def silent(settings: Settings, now: float) -> dict[str, Any]:
 
 
 def judge_controller(ran: float, facts: Mapping[str, Any], error: str, now: float) -> Iterator[Line]:
-    """`ran`: when gpuhealth correlate began last here, 0: never. `facts`: of `silent`."""
+    """`ran`: when gpuhealth correlate last began here, 0: never. `facts`: what `silent` returns."""
     if not ran or now - ran > OLD:
         what = (
-            f"gpuhealth correlate ran last {(now - ran) / 3600:.1f} h ago" if ran else "gpuhealth correlate never ran"
+            f"gpuhealth correlate last ran {(now - ran) / 3600:.1f} h ago" if ran else "gpuhealth correlate never ran"
         )
         remedy = "its timer (docs/correlate.md): systemctl list-timers gpuhealth-correlate.timer"
         yield Line("correlate", "warn", f"{what} on this host: no job is judged", remedy)
     else:
         yield Line("correlate", "ok", f"gpuhealth correlate ran {now - ran:.0f} s ago")
     if error:
-        yield Line("shipping", "warn", f"which nodes ship can't be told: {error}", "gpuhealth correlate")
+        yield Line("shipping", "warn", f"can't tell which nodes ship their records: {error}", "gpuhealth correlate")
     elif facts.get("silent"):
         some = ", ".join(facts["silent"][:8]) + (" ..." if facts["silent"][8:] else "")
-        what = f"{len(facts['silent'])} nodes have told nothing of jobs that ended there: {some}"
+        what = f"{len(facts['silent'])} nodes have shipped nothing about jobs that ended there: {some}"
         yield Line("shipping", "warn", f"{what}: do their hooks run?", "there: gpuhealth doctor")
     elif facts.get("nodes"):
-        yield Line("shipping", "ok", f"{facts['nodes']} nodes ship what they see")
+        yield Line("shipping", "ok", f"{facts['nodes']} nodes ship their records")
 
 
 def judge_slurm_conf(config: Config, settings: Settings) -> Iterator[Line]:
-    """Whether accounting tells which jobs held GPUs. Of a cluster without GPUs it says nothing."""
+    """Whether accounting tells which jobs held GPUs. Says nothing about a cluster without GPUs."""
     yield from _controller(config, settings)
     if "gpu" not in first(config, "GresTypes").split(","):
         return
@@ -190,23 +192,23 @@ def judge_slurm_conf(config: Config, settings: Settings) -> Iterator[Line]:
     counted = first(config, "AccountingStorageTRES").split(",")
     if kind != "accounting_storage/slurmdbd":
         if settings.store.url:
-            what = f"AccountingStorageType={kind}: without slurmdbd nobody knows how jobs ended, and none is judged"
+            what = f"AccountingStorageType={kind}: without slurmdbd nobody knows how jobs ended, and no job is judged"
             yield Line("accounting", "warn", what, "in slurm.conf: AccountingStorageType=accounting_storage/slurmdbd")
     elif not any(one.partition(":")[0] == "gres/gpu" for one in counted):
         more = ",".join([*(one for one in counted if one and one not in ALWAYS), "gres/gpu"])
-        what = "accounting does not count GPUs: which jobs held some is not known, and others count against nodes too"
+        what = "accounting does not count GPUs: failed jobs without GPUs count against nodes too"
         yield Line("accounting", "warn", what, f"in slurm.conf: AccountingStorageTRES={more}; restart slurmctld")
     else:
         yield Line("accounting", "ok", "accounting counts the GPUs of jobs")
 
 
 def _controller(config: Config, settings: Settings) -> Iterator[Line]:
-    """Whether what is turned on in [correlate] can come to anything."""
+    """Whether Slurm lets work what is turned on in [correlate]."""
     script = first(config, "EpilogSlurmctld")
     if "gpuhealth" in script and len(script.split()) > 1:
-        what = "EpilogSlurmctld has arguments, which Slurm takes for a part of the name: nothing runs"
-        yield Line("epilog-slurmctld", "FAIL", what, "in slurm.conf: EpilogSlurmctld= a script of its own")
+        what = "EpilogSlurmctld has arguments: Slurm takes them for a part of the file's name, and runs nothing"
+        yield Line("epilog-slurmctld", "FAIL", what, "in slurm.conf: EpilogSlurmctld= a script without arguments")
     kept, waits = number(first(config, "MinJobAge")) or 0, settings.correlate.settle + TIMER
     if settings.correlate.requeue and 0 < kept < waits:
-        what = f"slurmctld forgets a job {kept} s after its end, before it is judged: none is requeued"
+        what = f"slurmctld forgets a job {kept} s after its end, before gpuhealth judges it: no job is requeued"
         yield Line("min-job-age", "warn", what, f"in slurm.conf: MinJobAge={waits + TIMER:.0f}")

@@ -1,9 +1,9 @@
 """Passive evidence from DCGM's health watches, `dcgmi health -c -j`: a second opinion, off the hot path.
 
-It never speaks above `warning`, and "Healthy" is never proof: DCGM says it with no GPU, without NVML, with a GPU gone,
-for pending row remaps and for what happened before the watches were set; an Xid that it did see stays until the host
-engine restarts, long after the repair; power capping counts as a warning. The kernel log and NVML see the same things
-at first hand. Source: modules/health/DcgmHealthWatch.cpp.
+It never goes above `warning`, and "Healthy" is never proof: DCGM says it without any GPU, without NVML, with a lost
+GPU, with pending row remaps, and about everything before the watches were set. An Xid that it saw stays until the host
+engine restarts, long after the repair. Power capping counts as a warning. The kernel log and NVML see the same things
+directly. Source: modules/health/DcgmHealthWatch.cpp.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 SEVERITY: dict[str, Severity] = {"Failure": "warning", "Warning": "info"}
 NEEDED = ("Memory", "PCIe", "InfoROM", "Thermal", "Power")
-"""Watches that must be on; only Memory and InfoROM see Xids. SM stays off whatever one sets."""
+"""Watches that must be on; only Memory and InfoROM see Xids. SM can't be turned on."""
 
 
 def collect(settings: Settings, now: float, timeout: float) -> list[Finding]:
-    """Findings of the watches; sets them where they are off, for the next look. OSError: DCGM gave no answer."""
+    """Findings of the watches. Turns on watches that are off, for the next time. OSError: DCGM gave no answer."""
     dcgm = settings.dcgm
     deadline = monotonic() + timeout
     if dcgm.backend == "off":
         return []
     if not engine.answers(dcgm.host):
-        raise OSError(f"no host engine at {dcgm.host}")  # asked of nobody, dcgmi would wait 5 s
+        raise OSError(f"no host engine at {dcgm.host}")  # without one, dcgmi would wait 5 s
     try:
         known = dcgmi.discover(dcgm, min(dcgmi.SHORT, timeout / 2))
     except dcgmi.DcgmError as error:
@@ -52,9 +52,9 @@ def collect(settings: Settings, now: float, timeout: float) -> list[Finding]:
 
 
 def read(text: str, known: Mapping[int, str], now: float) -> list[Finding]:
-    """The report of `dcgmi health -c -j`; `known`: entity id → UUID. Watches that are off (just set) find nothing.
+    """The report of `dcgmi health -c -j`; `known`: entity id → UUID. Watches that are off, or just set, find nothing.
 
-    GPUs are told by the key of their entry: the text may name another one (a row remap's is random memory).
+    The key of an entry says which GPU it is: the text may name another (for a row remap it is random memory).
     """
     body = _body(text)
     if body is None:
@@ -90,7 +90,7 @@ def _findings(body: Mapping[str, Any], known: Mapping[int, str], now: float) -> 
 
 
 def _health(dcgm: Dcgm, options: Sequence[str], deadline: float) -> str:
-    """What `dcgmi health` says; its exit code says nothing (0 on Failure, 253 for watches that are off)."""
+    """The output of `dcgmi health`; its exit code says nothing (0 on Failure, 253 for watches that are off)."""
     left = max(0.1, deadline - monotonic())
     done: Completed = child.run([dcgm.dcgmi, "health", "--host", dcgm.host, *options], timeout=left, grace=engine.STOP)
     if done.timed_out or done.rc in (126, 127):
@@ -99,7 +99,7 @@ def _health(dcgm: Dcgm, options: Sequence[str], deadline: float) -> str:
 
 
 def _off(text: str) -> bool:
-    """Whether a watch that we need is off; a report that we can't read is taken for on: set nothing blindly."""
+    """Whether a watch that we need is off. If we can't read the report, we assume that they are on, and set nothing."""
     body = _body(text)
     if body is None:
         return "not enabled" in text
@@ -107,7 +107,7 @@ def _off(text: str) -> bool:
 
 
 def _body(text: str) -> dict[str, Any] | None:
-    """The report's body; a plain line may stand before it."""
+    """The report's body; a line of plain text may come before it."""
     import json
 
     try:
@@ -123,7 +123,7 @@ def _children(entry: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _lines(value: Any) -> list[str]:
-    """The message, which dcgmi wraps at 54 columns into a list of lines."""
+    """The lines of the message, which dcgmi wraps at 54 columns."""
     return [" ".join(str(line).split()) for line in value] if isinstance(value, list) else []
 
 

@@ -1,4 +1,4 @@
-"""What the host says of itself: memory controllers, file systems, mounts, units, killed and hung tasks.
+"""The state of the host: memory controllers, file systems, mounts, units, killed and hung tasks.
 
 Sources: proc(5); Linux Documentation/admin-guide/ras.rst (EDAC), filesystems/proc.rst; systemctl(1).
 """
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 SYSTEMCTL = "/usr/bin/systemctl"
 UNIT_TIMEOUT = 5.0
 LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs")
-"""statvfs on these asks memory, not a server: on NFS, Lustre or FUSE it may never come back."""
+"""statvfs on these asks no server. On NFS, Lustre or FUSE it may never return."""
 PASSABLE = (*LOCAL, "tmpfs", "devtmpfs", "ramfs", "rootfs", "overlay", "squashfs", "erofs", "zfs")
-"""Through these a path may lead: below a file server's mount even a local one is out of reach when that hangs."""
+"""A path may lead through these. Below the mount of a file server that hangs, even a local mount can't be reached."""
 ERRORS = (  # EDAC's counter → severity, what it counts
     ("ue_count", "warning", "uncorrectable"),
     ("ce_count", "info", "corrected"),
 )
 SHOWN = 5
-"""Names in a message."""
+"""The most names in a message."""
 
 
 def collect(settings: Settings, previous: dict[str, Any], now: float) -> tuple[list[Finding], dict[str, Any]]:
-    """Findings about the host, and the state that the next call wants as `previous` ({} at first).
+    """Findings about the host, and the state for the next call's `previous` ({} at first).
 
-    Counters are judged by their growth: what is older than the first look is no news. Never blocks: of remote file
-    systems only the mount table is read, and systemctl has a deadline. Raises nothing.
+    Counters are judged by their growth, so errors from before the first look don't count. Never blocks: it does not
+    touch remote file systems, and systemctl has a deadline. Raises nothing.
     """
     findings: list[Finding] = []
     state = dict(previous)
@@ -84,7 +84,7 @@ def _memory(settings: Settings, previous: dict[str, Any], state: dict[str, Any])
 
 
 def _killed(settings: Settings, previous: dict[str, Any], state: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Tasks that the kernel ended for lack of memory; its count does not tell the host's from a job's own limit."""
+    """Tasks that the kernel ended for lack of memory. Its counter includes jobs that reached their own limit."""
     for line in _read(f"{settings.paths.proc}/vmstat").splitlines():
         if line.startswith("oom_kill "):
             state["oom_kill"] = int(line.split()[1])
@@ -95,18 +95,18 @@ def _killed(settings: Settings, previous: dict[str, Any], state: dict[str, Any])
 
 
 def _growth(before: int, value: int) -> int:
-    """A counter that is smaller than it was has begun anew at a boot."""
+    """A counter that is smaller than before has restarted at a boot."""
     return value - before if value >= before else value
 
 
 def _file_systems(settings: Settings, previous: dict[str, Any], state: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Local ones that turned read-only or are nearly full; required mounts that are not there."""
+    """Local file systems that turned read-only or are nearly full; required mounts that are missing."""
     mounts = _mounts(settings)
     missing = [path for path in settings.host.mounts if (os.path.normpath(path)) not in mounts]
     if missing:
         yield "mount", "warning", f"not mounted: {_some(missing)} (host.mounts)", True
     local = {path: one for path, one in mounts.items() if one[0].startswith("/dev/") and _is_local(path, mounts)}
-    # Only one that was writable once has turned read-only; others are meant to be.
+    # Only if it was writable before: others are read-only on purpose.
     writable = {path for path, (_, _, options) in local.items() if "rw" in options.split(",")}
     turned = sorted(local.keys() & set(previous.get("writable", ())) - writable)
     state["writable"] = sorted(writable | set(turned))
@@ -123,7 +123,7 @@ def _file_systems(settings: Settings, previous: dict[str, Any], state: dict[str,
 
 
 def _mounts(settings: Settings) -> dict[str, tuple[str, str, str]]:
-    """Mount point → (device, type, options); the last mount on a point is the one that is seen."""
+    """Mount point → (device, type, options); the last mount on a point counts."""
     mounts = {}
     for line in _read(f"{settings.paths.proc}/mounts").splitlines():
         fields = line.split(" ")
@@ -150,7 +150,7 @@ def _unescape(text: str) -> str:
 
 
 def _fullness(path: str, limit: float) -> Iterator[str]:
-    """What is fuller than `limit` there, counted as df does: of what users may have."""
+    """Space and inodes that are fuller than `limit` there, counted as df does: of what users may use."""
     values = os.statvfs(path)
     used = values.f_blocks - values.f_bfree
     for name, part, whole in (
@@ -162,7 +162,7 @@ def _fullness(path: str, limit: float) -> Iterator[str]:
 
 
 def _units(settings: Settings, previous: dict[str, Any], state: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """systemd units that are not active; asked only where the configuration names some."""
+    """systemd units that are not active; asked only if the configuration names some."""
     if not settings.host.units:
         return
     from slurm_gpuhealth import child
@@ -182,7 +182,7 @@ def _units(settings: Settings, previous: dict[str, Any], state: dict[str, Any]) 
         said = done.stderr.decode("utf-8", "replace").strip() or f"no answer in {UNIT_TIMEOUT:g} s"
         yield "unreadable", "info", f"units could not be read: {_plain(said)[:200]}", True
         return
-    # A unit on its way up is not down.
+    # A unit that is starting is not down.
     down = [
         f"{unit} ({_plain(word)})"
         for unit, word in zip(settings.host.units, states)
@@ -193,8 +193,8 @@ def _units(settings: Settings, previous: dict[str, Any], state: dict[str, Any]) 
 
 
 def _hung(settings: Settings, previous: dict[str, Any], state: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Tasks in uninterruptible sleep, if there are many. They count as load without being runnable, so the process
-    table is walked only when the load exceeds the runnable tasks by as much: a busy node pays nothing for this.
+    """Tasks in uninterruptible sleep, if there are many. They count as load but are not runnable. So the process table
+    is read only if the load exceeds the number of runnable tasks by that much: on a busy node this costs nothing.
     """
     fields = _read(f"{settings.paths.proc}/loadavg").split()
     limit = settings.host.d_state_tasks
@@ -224,7 +224,7 @@ def _some(names: list[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Names come from users: nothing that a terminal would obey."""
+    """Names come from users: control characters become `?`."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 READ_TIMEOUT = 5.0
 FORGET = 7 * 86400.0
-"""Seconds after which a port that is not active any more is taken to be out of use."""
+"""A port that has not been active for so many seconds counts as out of use."""
 REFRESH = 3600.0
-"""Seconds between two notes that a port is active: a baseline that stays the same costs no write."""
-ONCE = ("link_downed", "link_error_recovery")  # counters of which one more is worth a word
-MANY = (  # counters of which settings.infiniband.error_growth more are
+"""Seconds between two notes that a port is active: an unchanged baseline is not written."""
+ONCE = ("link_downed", "link_error_recovery")  # counters that are reported if they grow by one
+MANY = (  # counters that are reported if they grow by settings.infiniband.error_growth
     "symbol_error",
     "port_rcv_errors",
     "port_rcv_remote_physical_errors",
@@ -36,8 +36,8 @@ MANY = (  # counters of which settings.infiniband.error_growth more are
 def collect(settings: Settings, baseline: dict[str, Any], now: float) -> tuple[list[Finding], dict[str, Any]]:
     """Findings about the ports, and the baseline for the next call ({} at first). A node without ports has none.
 
-    A port should be active if the configuration names it or, where it names none, if it was active in the last 7
-    days. Counters are judged by growth since `baseline`: a link that flapped last month is no news. Raises nothing.
+    A port should be active if the configuration names it; if it names none, if the port was active in the last 7 days.
+    Counters are judged by their growth since `baseline`: old errors don't count. Raises nothing.
     """
     root = f"{settings.paths.sys}/class/infiniband"
     known: dict[str, dict[str, Any]] = baseline.get("ports", {})
@@ -48,8 +48,8 @@ def collect(settings: Settings, baseline: dict[str, Any], now: float) -> tuple[l
 
     stuck = baseline.get("stuck")
     if stuck and child.alive(child.Child(*stuck)):
-        return [_unreadable("an earlier look hangs in the adapter's driver, no other is started", now)], baseline
-    # In a child: a read asks the adapter's firmware, and waits a minute for each when that has died.
+        return [_unreadable("an earlier reading hangs in the adapter's driver, so none is started", now)], baseline
+    # In a child: a read asks the adapter's firmware, and waits a minute if that has died.
     probed = child.probe(lambda: read_ports(root), timeout=READ_TIMEOUT)
     if probed.error is not None:
         left = {"stuck": [probed.stuck.pid, probed.stuck.start]} if probed.stuck else {}
@@ -70,7 +70,7 @@ def _unreadable(why: str, now: float) -> Finding:
 
 
 def read_ports(root: str) -> dict[str, dict[str, Any]]:
-    """`mlx5_0/1` → state, phys, rate (Gb/s) and counters, each as far as it can be read. Empty without InfiniBand."""
+    """`mlx5_0/1` → state, phys, rate (Gb/s) and counters, as far as they can be read. Empty without InfiniBand."""
     return {
         f"{device}/{port}": {
             "state": _word(f"{root}/{device}/ports/{port}/state"),
@@ -90,15 +90,21 @@ def read_ports(root: str) -> dict[str, dict[str, Any]]:
 def _judge(
     settings: Settings, ports: dict[str, Any], wanted: tuple[str, ...], known: dict[str, Any]
 ) -> Iterator[tuple[str, str, list[str], str, bool]]:
-    """(code, what, which ports, what to do, standing) for each condition; the list is empty where it does not hold."""
+    """(code, what, which ports, what to do, standing) for each condition; no ports if it does not hold."""
     missing = [port for port in wanted if port not in ports]
-    yield "port-missing", "InfiniBand port gone", missing, "is the adapter there (lspci), is its driver loaded?", True
+    yield (
+        "port-missing",
+        "InfiniBand port missing",
+        missing,
+        "is the adapter there (lspci), is its driver loaded?",
+        True,
+    )
     down = [
         f"{port} ({ports[port]['state'] or 'unknown'}, {ports[port]['phys'] or 'unknown'})"
         for port in wanted
         if port in ports and ports[port]["state"] != "ACTIVE"
     ]
-    yield "port-down", "InfiniBand port not active", down, "look at cable, switch port and subnet manager", True
+    yield "port-down", "InfiniBand port not active", down, "check cable, switch port and subnet manager", True
     slow = [
         f"{port} ({one['rate']:g} instead of {known[port]['rate']:g} Gb/s)"
         for port, one in ports.items()
@@ -122,14 +128,14 @@ def _judge(
 
 
 def _growth(value: float | None, before: float | None) -> int:
-    """Since the last look. A counter that is smaller was reset; one never seen before is history."""
+    """Growth since the last look. A smaller counter was reset; a counter seen for the first time is history."""
     if value is None or before is None:
         return 0
     return int(value - before if value >= before else value)
 
 
 def _remember(ports: dict[str, Any], known: dict[str, Any], now: float) -> dict[str, Any]:
-    """When each port was last active, the best rate it had, and its counters now. Ports never active are left out."""
+    """When each port was last active, its best rate, its counters now. Leaves out ports that were never active."""
     new = {}
     for port, one in ports.items():
         before = known.get(port, {"active": 0.0, "rate": 0.0})
@@ -155,7 +161,7 @@ def _word(path: str) -> str | None:
 
 
 def _number(path: str) -> float | None:
-    """The number that a file begins with; None where there is none: `N/A (no PMA)`, a counter that a model lacks."""
+    """The number at the beginning of a file; None if there is none: `N/A (no PMA)`, a counter that a model lacks."""
     text = _text(path)
     try:
         return float(text.split()[0]) if text else None

@@ -1,7 +1,7 @@
-"""What is in the node, against what should be: once, at the first check after a boot. No call into the driver.
+"""Compares what is in the node with what should be there, without a call into the driver.
 
 Sources: /proc/driver/nvidia/gpus/*/information (the driver's README, chapter "Proc Interface"), sysfs' PCI devices,
-the names of running processes. How many GPUs there are is nvml.py's to say, which knows them by name.
+the names of running processes. nvml.py counts the GPUs, because it knows each one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ FABRIC_MANAGER = "nv-fabricmanage"  # as far as comm's 15 characters go
 
 
 def identities(settings: Settings) -> list[dict[str, Any]]:
-    """The driver's own list: "uuid", "pci", "minor", "name", "vbios" of each GPU, by PCI address, as NVML counts them.
+    """The driver's list: "uuid", "pci", "minor", "name", "vbios" of each GPU, in order of PCI address, as NVML counts.
 
     "uuid" is None for a GPU that the driver has not started yet (it prints question marks). GPUs that an admin excluded
-    are left out. Without a driver: an empty list.
+    are left out. Without a driver the list is empty.
     """
     root = os.path.join(settings.paths.proc, "driver/nvidia/gpus")
     gpus: list[dict[str, Any]] = []
@@ -55,7 +55,7 @@ def identities(settings: Settings) -> list[dict[str, Any]]:
 
 
 def known(listed: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """All GPUs that this node has or should have: NVML's baseline (with those that are lost), else what is `listed`."""
+    """All GPUs that this node has or should have: NVML's baseline (with lost GPUs), and GPUs that are only `listed`."""
     seen = [{"uuid": uuid, **facts} for uuid, facts in baseline.get("gpus", {}).items()]
     uuids = {gpu["uuid"] for gpu in seen}
     rest = [dict(gpu) for gpu in listed if gpu["uuid"] and gpu["uuid"] not in uuids]
@@ -65,9 +65,9 @@ def known(listed: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any]) -> l
 def collect(
     settings: Settings, listed: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any], gres: int | None, now: float
 ) -> list[Finding]:
-    """Findings of the inventory: all of class "config" but a GPU that the driver left out.
+    """Findings of the inventory, all of class "config" except a GPU that the driver left out.
 
-    `listed` is `identities`; `baseline` NVML's, for the versions; `gres` how many whole GPUs slurmd offers (None: not
+    `listed`: `identities`; `baseline`: NVML's, for the versions; `gres`: how many whole GPUs slurmd offers (None: not
     known, or GPUs in MIG mode).
     """
     devices = pci_devices(settings)
@@ -79,7 +79,7 @@ def collect(
     ]
     have = len(listed)
     if gres is not None and listed and gres != have:
-        message = f"slurmd offers {gres} GPUs and the driver has {have}: correct gres.conf and NodeName, or see lspci"
+        message = f"slurmd offers {gres} GPUs, but the driver has {have}: correct gres.conf and NodeName, or see lspci"
         findings.append(_config("gres-count", message, now, gres=gres, driver=have))
     return findings
 
@@ -105,7 +105,7 @@ def _not_driven(
     there = {_short(address) for address in os.listdir(root)} if os.path.isdir(root) else set()
     for address, kind, driver in devices if listed else ():
         if kind in GPU_CLASSES and _short(address) not in there and driver in ("", "nvidia"):
-            message = f"GPU {_short(address)} is on the PCI bus, and the driver does not list it; see dmesg for NVRM"
+            message = f"GPU {_short(address)} is on the PCI bus, but the driver does not list it; see dmesg for NVRM"
             yield Finding(now, "inventory", "not-driven", message, Gpu(pci=_short(address)), "warning", True)
 
 
@@ -119,7 +119,7 @@ def _device_files(listed: Sequence[Mapping[str, Any]], settings: Settings, now: 
 
 
 def _vbios(baseline: Mapping[str, Any], now: float) -> Iterator[Finding]:
-    """GPUs of one model with more than one VBIOS: the ones that most do not have."""
+    """GPUs of one model with different VBIOS versions: reports those that differ from the most frequent version."""
     models: dict[str, dict[str, list[tuple[str, Mapping[str, Any]]]]] = {}
     for uuid, gpu in baseline.get("gpus", {}).items():
         if gpu.get("name") and gpu.get("vbios"):
@@ -134,7 +134,7 @@ def _vbios(baseline: Mapping[str, Any], now: float) -> Iterator[Finding]:
 
 
 def _fabric_manager(devices: Sequence[tuple[str, str, str]], settings: Settings, now: float) -> Iterator[Finding]:
-    """Without it CUDA does not start on a node with NVSwitches: "system not yet initialized"."""
+    """Without the fabric manager CUDA does not start on a node with NVSwitches: "system not yet initialized"."""
     wanted = settings.gpus.fabric_manager
     switches = sum(kind == SWITCH_CLASS for _, kind, _ in devices)
     if wanted == "off" or (wanted == "auto" and not switches):
@@ -163,7 +163,7 @@ def _short(address: str) -> str:
 
 
 def _read(folder: str, name: str) -> str:
-    """A one-line file's text; empty when it is gone (devices and processes come and go)."""
+    """A one-line file's text; empty if it does not exist (any more)."""
     try:
         with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
             return file.read(256).strip()

@@ -1,8 +1,8 @@
-"""Evidence from the kernel log: new records since a cursor, read once, as findings.
+"""Evidence from the kernel log: reads the records after a cursor once, as findings.
 
-/dev/kmsg gives one record a read(2): `prio,seq,usec,flags;text` (Documentation/ABI/testing/dev-kmsg). Only records of
-the kernel's own facility count: what root or a container writes into it carries another. A regular file of the same
-records is read alike. Nothing here parses old records, and nothing but a suspicious line imports the decoder.
+/dev/kmsg gives one record per read(2): `prio,seq,usec,flags;text` (Documentation/ABI/testing/dev-kmsg). Only records of
+the kernel's own facility count; what root or a container writes there has another facility. A regular file with the
+same records is read in the same way. Old records are not parsed, and only a suspicious line imports the decoder.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.xid.event import Event
 
     Cursor = tuple[str, int, int, float]
-    """Boot id; number of the last record read, -1 for none; where it begins in a regular file; time of the look."""
+    """Boot id; number of the last record read, -1: none; its offset in a regular file; time of the reading."""
 
 RECORD = 16384
 """Bytes: more than the longest record (CONSOLE_EXT_LOG_MAX, 8192)."""
 FLOOD = 1000
-"""So many Xids of one number on one GPU are read in one look; what is beyond is counted, and the last one read."""
+"""So many Xids of one number on one GPU are read at once; of more, only the count and the last one are used."""
 SUSPICIOUS = (
     b"NVRM: ", b"nvswitch", b"PCIe Bus", b"AER", b" error status/mask", b": DPC", b"mlx5", b"mlx4", b"peer", b"mce: [",
 )  # fmt: skip
@@ -35,7 +35,7 @@ SUSPICIOUS = (
 class Look:
     findings: list[Finding]
     cursor: Cursor | None
-    """To be handed in at the next look; kept in the same transaction as the findings."""
+    """For the next call; kept in the same transaction as the findings."""
     overrun: bool
     """Records were lost before they could be read."""
     read: int
@@ -43,14 +43,14 @@ class Look:
 
 
 class Tail:
-    """How far a log was read; counted up while it is."""
+    """How far a log was read; updated during the reading."""
 
     def __init__(self, last: int, offset: int, history: bool) -> None:
         self.last, self.offset, self.history = last, offset, history
         self.lost, self.new = False, 0
 
     def see(self, number: int, oldest: bool) -> bool:
-        """Whether the record is new. `oldest`: nothing before it is left in the log."""
+        """Whether the record is new. `oldest`: it is the first record that is left in the log."""
         if number <= self.last:
             return False
         self.lost = self.lost or (oldest and number > self.last + 1 and not self.history)
@@ -62,8 +62,8 @@ class Tail:
 def collect(path: str, cursor: Cursor | None, boot_id: str, now: float, sys_root: str = "/sys") -> Look:
     """The findings of every record after `cursor`, and the cursor for the next look.
 
-    Without a cursor, on a node's first look, everything is history: recorded with `old` in its details, never judged.
-    After a reboot (`boot_id`) all of the new boot is read. Raises nothing: an unreadable log is a finding.
+    Without a cursor, at a node's first look, everything is history: recorded with `old` in its details, never acted on.
+    After a reboot (`boot_id`) everything of the new boot is read. Raises nothing: an unreadable log is a finding.
     """
     last, offset, seen = (-1, 0, 0.0) if cursor is None else cursor[1:]
     tail = Tail(last, offset, cursor is None) if cursor and cursor[0] == boot_id else Tail(-1, 0, cursor is None)
@@ -75,7 +75,9 @@ def collect(path: str, cursor: Cursor | None, boot_id: str, now: float, sys_root
         message = f"Kernel log {path} can't be read: {error.strerror}. Xid errors go unseen. Run as root; see kmsg(4)."
         return Look([Finding(now, "kernel", "unreadable", message, standing=True)], cursor, False, 0)
     if tail.lost:
-        message = f"Kernel log {path} was overrun: records were lost before they could be read, Xid errors perhaps too."
+        message = (
+            f"Kernel log {path} was overrun: records were lost before they could be read, perhaps also Xid errors."
+        )
         findings.append(Finding(now, "kernel", "overrun", message))
     if tail.history:
         findings = [replace(one, details={**one.details, "old": True}) for one in findings]
@@ -83,7 +85,7 @@ def collect(path: str, cursor: Cursor | None, boot_id: str, now: float, sys_root
 
 
 def _suspicious(path: str, tail: Tail) -> Iterator[bytes]:
-    """New records of the kernel that may concern us; `tail` is counted up to the end of the log."""
+    """New records of the kernel that may concern us; updates `tail` to the end of the log."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         regular = os.fstat(fd).st_mode & 0o170000 == 0o100000
@@ -98,21 +100,21 @@ def _suspicious(path: str, tail: Tail) -> Iterator[bytes]:
 
 
 def _from_device(fd: int, tail: Tail) -> Iterator[bytes]:
-    """One record a read. Old ones are dropped by count, unparsed: there are thousands, every minute on every node."""
+    """One record per read. Old ones are skipped by count, unparsed: there are thousands, every minute on every node."""
     read, skip, oldest = os.read, True, True
     while True:
         try:
             record = read(fd, RECORD)
         except BlockingIOError:
             return
-        except BrokenPipeError:  # overwritten while we read; the next read goes on with what is left
+        except BrokenPipeError:  # overwritten while we read; the next read continues with what is left
             oldest = True
             continue
         if not record:
             return
         number = _number(record)
         if oldest and skip and number < tail.last and not _skipped(fd, tail.last - number, tail.last):
-            os.lseek(fd, 0, os.SEEK_SET)  # numbers are missing, so too much was skipped: again, slowly
+            os.lseek(fd, 0, os.SEEK_SET)  # numbers are missing, so we skipped too much: read again, one by one
             skip = False
         elif tail.see(number, oldest):
             oldest = False
@@ -122,7 +124,7 @@ def _from_device(fd: int, tail: Tail) -> Iterator[bytes]:
 
 
 def _skipped(fd: int, count: int, last: int) -> bool:
-    """Drop `count` records; True if the one dropped last has number `last`."""
+    """Skip `count` records; True if the last of them has number `last`."""
     read, record = os.read, b""
     try:
         for _ in range(count):
@@ -133,7 +135,7 @@ def _skipped(fd: int, count: int, last: int) -> bool:
 
 
 def _from_file(fd: int, tail: Tail) -> Iterator[bytes]:
-    """The same from a file of records, from the last record's offset if that is still where it was."""
+    """The same from a file of records, beginning at the last record if that is still in its place."""
     at = tail.offset
     if at and (os.lseek(fd, at, os.SEEK_SET) < 0 or _number(os.read(fd, RECORD)) != tail.last):
         at = 0
@@ -155,7 +157,7 @@ def _from_file(fd: int, tail: Tail) -> Iterator[bytes]:
 
 
 def _number(record: bytes) -> int:
-    """The record's sequence number; -1 where there is none (a continuation line)."""
+    """The record's sequence number; -1 if there is none (a continuation line)."""
     fields = record.split(b",", 2)
     return int(fields[1]) if len(fields) == 3 and fields[0].isdigit() and fields[1].isdigit() else -1
 
@@ -167,7 +169,7 @@ def _findings(first: bytes, records: Iterator[bytes], seen: float, now: float, s
     boot = now - time.monotonic()
 
     def at(uptime: float | None) -> float:
-        """printk's clock drifts from the wall clock, by seconds a day: what is new is younger than the last look."""
+        """printk's clock drifts by seconds a day. A new record is never older than the last look."""
         return now if uptime is None else min(max(boot + uptime, seen), now)
 
     counted: dict[bytes, tuple[int, bytes]] = {}  # "NVRM: Xid (PCI:0000:3b:00): 45" → how many, the last one
@@ -198,7 +200,7 @@ def _line(record: bytes) -> str:
 
 
 def gpu_bridges(sys_root: str) -> dict[str, str]:
-    """Every GPU and every port above one, `dddd:bb:dd.f` → the GPU's `dddd:bb:dd`; `""` for a port above several."""
+    """Every GPU and every port above a GPU, `dddd:bb:dd.f` → the GPU's `dddd:bb:dd`; "" for a port above several."""
     folder = os.path.join(sys_root, "bus/pci/devices")
     above: dict[str, str] = {}
     for device in _listed(folder):

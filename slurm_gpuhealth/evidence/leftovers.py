@@ -1,8 +1,8 @@
 """What a job left behind on its GPUs: processes, settings that differ from the defaults, an MPS daemon.
 
-Reported by the epilog. Ending processes and putting settings back exist too (`epilog.kill_leftovers`,
-`epilog.restore_settings`), and are off by default: on a shared node they may be somebody else's.
-NVML can't be asked for locked clocks: what it does say is that clocks are held by a setting.
+The epilog reports them. It can also end processes and restore settings (`epilog.kill_leftovers`,
+`epilog.restore_settings`). Both are off by default: on a shared node they may belong to somebody else.
+NVML does not show locked clocks; it only says that a setting holds the clocks.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read(settings: Settings, uuids: Sequence[str], timeout: float) -> Probed:
 def judge_leftovers(
     reading: Mapping[str, Any], known: Sequence[Mapping[str, Any]], uid: int, now: float
 ) -> list[Finding]:
-    """Findings about the GPUs of `reading` after a job of `uid`; `known` names them. Lost ones are nvml.py's."""
+    """Findings about the GPUs of `reading` after a job of `uid`; `known` names them. nvml.py reports lost GPUs."""
     findings = []
     names = {gpu["uuid"]: gpu for gpu in known}
     for uuid, gpu in reading["gpus"].items():
@@ -76,16 +76,16 @@ def judge_leftovers(
             findings.append(Finding(now, "leftover", code, message, who, severity, details=details))
     for pid in reading["mps"]:
         owner, _, name = reading["processes"][pid]
-        if owner not in (0, None):  # root's own serves every job
+        if owner not in (0, None):  # root's daemon serves every job
             message = f"an MPS daemon of user {owner} is still running: {name!r}, pid {pid}"
             findings.append(Finding(now, "leftover", "mps", message, details={"pid": pid, "uid": owner}))
     return findings
 
 
 def kill(settings: Settings, reading: Mapping[str, Any], uid: int) -> list[int]:
-    """End what of the job's user `uid` still holds its GPUs; returns the pids signalled. Never root's, never others'.
+    """Kill processes of the job's user `uid` that still use its GPUs; returns their pids. Never root's or others'.
 
-    A pid may have been given to another process since the reading: it is pinned (pidfd) and looked at once more.
+    Since the reading, another process may have got a pid: so it is pinned (pidfd) and checked again.
     """
     ended: list[int] = []
     if uid <= 0:
@@ -108,7 +108,7 @@ def kill(settings: Settings, reading: Mapping[str, Any], uid: int) -> list[int]:
 
 
 def restore(settings: Settings, reading: Mapping[str, Any], timeout: float) -> Probed:
-    """In a child: put back compute mode, clocks and power limit where `reading` found others; value: what failed."""
+    """In a child: restore compute mode, clocks and power limit that `reading` found changed; value: what failed."""
     wanted = {uuid: [code for code, _, _ in _changed(gpu)] for uuid, gpu in reading["gpus"].items()}
 
     def put_back() -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _held(gpu: Mapping[str, Any], processes: Mapping[int, Any], uid: int) -> Ite
     for pid in gpu.get("pids", ()):
         owner, _, name = processes.get(pid) or (None, 0, "")
         if owner == 0 != uid:
-            continue  # the system's: a monitor, a host engine
+            continue  # a process of the system: a monitor, a host engine
         whose = "the job's user" if owner == uid else f"user {owner}" if owner is not None else "an unknown user"
         message = f"a process of {whose} still holds the GPU: {name!r}, pid {pid}"  # its name is hostile text
         yield "process", message, {"pid": pid, "uid": owner, "process": name}
@@ -164,7 +164,7 @@ def _changed(gpu: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]
 
 
 def _process(settings: Settings, pid: int) -> list[Any]:
-    """[uid, start time, name] of a process; [None, 0, ""] when it is gone. The name is the user's own text."""
+    """[uid, start time, name] of a process; [None, 0, ""] if it has ended. The user chooses the name."""
     folder = os.path.join(settings.paths.proc, str(pid))
     try:
         with open(os.path.join(folder, "status"), encoding="utf-8", errors="replace") as file:

@@ -1,10 +1,10 @@
-"""What NVIDIA's management library says of the GPUs: who is there, and (nvml_rules.py) how each of them is.
+"""What NVIDIA's management library says about the GPUs: which are there, and (nvml_rules.py) the state of each.
 
     read         in a child, which may hang: nvml_probe.py's reading
     judge_probed pure: reading, the one before and the baseline → findings and the new baseline
 
-The baseline keeps, by UUID, each GPU's unchanging facts (so that a GPU that no longer answers can still be named) and
-the error counts that were already reported. `lost` needs no driver call that could hang: it is what is missing.
+The baseline keeps, by UUID, each GPU's unchanging facts (so that a GPU that no longer answers still has a name) and the
+error counts that were already reported. `lost` needs no driver call that could hang: such a GPU is missing in the list.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 STATIC = ("pci", "serial", "minor", "name", "vbios", "slowdown", "max_gen", "max_width", "nvlinks")
 LASTING = ("ecc_volatile", "ecc_aggregate", "mig", "gen", "width")
-"""What a GPU's baseline takes from the reading where the reading has it; `gen` and `width` are seen under load only."""
+"""What a GPU's baseline takes from the reading, if it has it; `gen` and `width` are seen only under load."""
 
-# NVML's answer to nvmlInit and the like → source, code, what it means and what to do. None of them is a broken GPU.
+# NVML's answer to nvmlInit and similar calls → source, code, meaning and remedy. None of these means a broken GPU.
 NOT_READY = {
     4: ("driver", "permission", "we may not open the driver's devices; run as root, outside a device cgroup"),
     9: ("driver", "not-loaded", "the nvidia kernel module is not loaded; see dmesg and `modprobe nvidia`"),
@@ -35,9 +35,9 @@ NOT_READY = {
         "no-library",
         "libnvidia-ml.so.1 can't be loaded; install the driver's libraries or set nvml.library",
     ),
-    18: ("driver", "mismatch", "library and kernel module are of two versions: the driver was updated; reboot"),
+    18: ("driver", "mismatch", "library and kernel module have different versions: the driver was updated; reboot"),
 }
-HANDLE = {  # its answer when asked for one GPU → severity, code, what it means
+HANDLE = {  # NVML's answer when asked for one GPU → severity, code, meaning
     4: ("info", "permission", "we may not open this GPU's device file"),
     8: ("fault", "power", "not all of its external power cables are connected"),
     11: ("fault", "irq", "the driver gets no interrupts from it"),
@@ -58,7 +58,7 @@ def read(
 ) -> Probed:
     """One reading (nvml_probe.read_all), made in a child that has `timeout` seconds (default: nvml.timeout).
 
-    Facts that do not change are read of the GPUs that `baseline` (from `judge_probed`) lacks; of all if `full`.
+    Facts that do not change are read only for GPUs that `baseline` (from `judge_probed`) lacks; for all if `full`.
     """
     links = {uuid: gpu.get("nvlinks", 0) for uuid, gpu in (baseline or {}).get("gpus", {}).items()}
 
@@ -86,7 +86,7 @@ def judge_probed(
     reading = probed.value
     if not reading:
         code = "timeout" if probed.timed_out else "probe"
-        message = f"NVML gave no reading: {probed.error}. Not a hardware fault; look at dmesg, try nvidia-smi"
+        message = f"NVML gave no reading: {probed.error}. This is not a hardware fault; see dmesg, try nvidia-smi"
         return [_tool("nvml", code, message, now)], dict(baseline)
     if "failed" in reading:
         failed = reading["failed"]
@@ -113,9 +113,9 @@ def judge_probed(
 
 
 def hung(now: float) -> Finding:
-    """The finding for a child that could not be killed and is still there at the next look."""
+    """The finding for a child that could not be killed and still exists at the next look."""
     message = (
-        "driver unresponsive: a child that read NVML has been in uninterruptible sleep since an earlier look, and no "
+        "driver unresponsive: a child that read NVML has been in uninterruptible sleep since an earlier check, so no "
         "other is started. Jobs that use a GPU will hang too; reboot the node, see dmesg for Xid 79, 119, 120"
     )
     return Finding(now, "driver", "hung", message, severity="fault", standing=True)
@@ -124,11 +124,11 @@ def hung(now: float) -> Finding:
 def _missing(
     gpus: Sequence[Mapping[str, Any]], names: Mapping[str, Mapping[str, Any]], settings: Settings, now: float
 ) -> list[Finding]:
-    """Findings for GPUs that give no handle and for those that were here and are not listed any more."""
+    """Findings for GPUs without a handle, and for GPUs that were here but are not listed any more."""
     here = {gpu.get("uuid") for gpu in gpus}
     there = {facts.get("pci") for uuid, facts in names.items() if uuid in here} | {gpu.get("pci") for gpu in gpus}
     order = sorted(names, key=lambda uuid: names[uuid].get("pci") or "")
-    # Another GPU at its address: it was replaced.
+    # If another GPU has its address, it was replaced.
     gone = [uuid for uuid in order if uuid not in here and names[uuid].get("pci") not in there]
     findings = []
     for gpu in (gpu for gpu in gpus if "uuid" not in gpu):
@@ -143,14 +143,16 @@ def _missing(
         return findings
     for uuid in gone:
         who = _named(uuid, names, None)
-        message = f"{_words(who)} is missing: NVML lists {len(gpus)} GPUs and not this one, which was here before"
-        remedy = "reset or reboot; if it was taken out on purpose set gpus.count"
+        message = (
+            f"{_words(who)} is missing: it was here before, but is not one of the {len(gpus)} GPUs that NVML lists"
+        )
+        remedy = "reset or reboot; if it was taken out on purpose, set gpus.count"
         findings.append(
             Finding(now, "nvml", "lost", f"{message}; {remedy}", who, "fault", True, details={"how": "absent"})
         )
     expected = settings.gpus.count
     if expected > present + len(findings):
-        message = f"{present} GPUs instead of {expected} (gpus.count): the rest was never seen; look at lspci and dmesg"
+        message = f"{present} GPUs instead of {expected} (gpus.count): the others were never seen; see lspci and dmesg"
         details = {"present": present, "expected": expected}
         findings.append(Finding(now, "nvml", "count", message, None, "fault", True, details=details))
     return findings
@@ -165,7 +167,7 @@ def _no_handle(code: int, who: Gpu, now: float) -> Finding:
 
 
 def _call_errors(gpu: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For a GPU with a handle: lost or to be reset as without one; other errors are told once, by their first call."""
+    """Errors of a GPU with a handle: lost or reset needed, as without a handle; other errors in one finding."""
     errors = gpu["errors"]
     for code in (15, 16):
         if code in errors.values():
@@ -191,17 +193,17 @@ def _words(gpu: Gpu) -> str:
 
 
 def _remember(gpu: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The GPU's new baseline: facts, its place, the counts that this look's findings cover, the best ever seen."""
+    """The GPU's new baseline: facts, index, the counts that this look's findings cover, the best values ever seen."""
     lasting = {key: gpu[key] for key in LASTING if key in gpu}
     best = {"ecc": int(gpu.get("ecc", 0)), "links": sum(map(bool, gpu.get("links", ())))}
     best = {key: max(value, facts.get(key, 0)) for key, value in best.items()}
-    if "max_width" in gpu:  # all was read anew, after a boot: what the link was before it is no news
+    if "max_width" in gpu:  # everything was read again after a boot: the link's state before does not count
         facts = {key: value for key, value in facts.items() if key not in ("gen", "width")}
     return {**facts, "index": gpu["index"], **lasting, **best}
 
 
 def _kept(names: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Of GPUs that are not here any more those whose place was not taken by another one."""
+    """GPUs that are not here any more, unless another GPU has taken their place."""
     taken = {gpu.get("pci") for gpu in new.values()}
     return {uuid: dict(gpu) for uuid, gpu in names.items() if uuid not in new and gpu.get("pci") not in taken}
 

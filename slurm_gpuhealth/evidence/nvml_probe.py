@@ -5,8 +5,8 @@ The reading, of `marshal`'s types:
     {"driver": "580.95.05", "gpus": [GPU, ...], "seconds": 0.01}       or
     {"failed": {"code": 9, "text": "Driver Not Loaded"}}
 
-GPU has "index", "errors" ({call: NVML return code}) and the keys of EACH_LOOK and FIELDS as far as the model and the
-driver know them; of ONCE, too, when it was not in `known` or all was asked for.
+GPU has "index", "errors" ({call: NVML return code}) and the keys of EACH_LOOK and FIELDS that the model and the driver
+know; also those of ONCE if the GPU was not in `links` or everything was asked for.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 GPU_IS_LOST = 15
 UNKNOWN = 999
 UNSUPPORTED = (2, 3, 13, 25, 26)
-"""Invalid argument (what an old driver says to a new field), not supported, function not found, version, deprecated."""
+"""Invalid argument (an old driver's answer to a new field), not supported, function not found, version, deprecated."""
 
-# key → the calls that give it, newest last resort first, "nvmlDevice" left out; their arguments; what to make of it
+# key → the calls that give it, in this order, without "nvmlDevice"; their arguments; how to convert the answer
 EACH_LOOK: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any] | None], ...] = (
     ("temperature", "GetTemperature GetTemperatureV", (0,), None),
     ("ecc_volatile", "GetTotalEccErrors", (1, 0), None),
@@ -55,15 +55,15 @@ UNDER_LOAD = (
 ROWS_LEFT = (
     ("banks", "GetRowRemapperHistogram", (), lambda rows: [rows.max, rows.high, rows.partial, rows.low, rows.none]),
 )
-# NVML_FI_* of nvml.h, all asked for in one call; one field that is not known there is no error of the others.
+# NVML_FI_* of nvml.h, all in one call; an unknown field does not affect the others.
 FIELDS = {"recovery": 230, "crc_flit": 38, "crc_data": 45, "link_replay": 52, "link_recovery": 59, "link_ecc": 160}
 LINK_COUNT, LINK_STATE = 91, 165
 MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Of a field value's union, by its type."""
+"""The members of a field value's union, by its type."""
 
 
 def read_all(library: str, links: dict[str, int], full: bool) -> dict[str, Any]:
-    """One reading. `links` is the number of NVLinks of each GPU (by UUID) whose unchanging facts are known already."""
+    """One reading. `links`: the number of NVLinks of each GPU (by UUID) whose unchanging facts are already known."""
     began = time.monotonic()
     nvml = import_pynvml()
     try:
@@ -79,10 +79,10 @@ def read_all(library: str, links: dict[str, int], full: bool) -> dict[str, Any]:
 
 
 def import_pynvml() -> Any:
-    """nvidia-ml-py, without two modules that it imports and does not need on Linux.
+    """nvidia-ml-py without two modules that it imports but does not need on Linux.
 
-    `ctypes.util` (for `find_library`, never called) and `string` (for one `capwords`) cost as much CPU as starting
-    Python itself, because of `subprocess`, `tempfile` and `re`: too much for each minute on each node.
+    `ctypes.util` (for `find_library`, never called) and `string` (for one `capwords`) import `subprocess`, `tempfile`
+    and `re`, which costs as much CPU as starting Python: too much for each minute on each node.
     """
     import ctypes
 
@@ -104,11 +104,11 @@ def import_pynvml() -> Any:
 
 
 def start(nvml: Any, library: str) -> None:
-    """Initialise NVML; from the file `library` where given, in place of the system's libnvidia-ml.so.1."""
+    """Initialise NVML, from the file `library` if given, instead of the system's libnvidia-ml.so.1."""
     if library:
         import ctypes
 
-        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # pynvml opens it by its SONAME, and the linker then has it
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # pynvml opens it by its SONAME, which the linker has then loaded
     nvml.nvmlInit()
 
 
@@ -137,7 +137,7 @@ def _read_gpu(nvml: Any, index: int, links: dict[str, int], full: bool) -> dict[
 
 
 def ask(nvml: Any, handle: Any, gpu: dict[str, Any], calls: Collection[tuple[Any, ...]]) -> None:
-    """Put the answers of `calls` into `gpu`. What is not supported is left out; after "GPU is lost" no call follows."""
+    """Put the answers of `calls` into `gpu`, without unsupported ones. After "GPU is lost" no call follows."""
     for key, names, arguments, convert in calls:
         if GPU_IS_LOST in gpu["errors"].values():
             return
@@ -152,7 +152,9 @@ def ask(nvml: Any, handle: Any, gpu: dict[str, Any], calls: Collection[tuple[Any
                 if error.value in UNSUPPORTED:
                     continue
                 gpu["errors"][name] = error.value
-            except ValueError:  # an address without colons, a serial number that is no text: no reason to be blind
+            except (
+                ValueError
+            ):  # an address without colons, a serial number that is not text: the other values still count
                 gpu["errors"][name] = UNKNOWN
             break
 
@@ -174,7 +176,7 @@ def _ask_fields(nvml: Any, handle: Any, gpu: dict[str, Any], links: int | None) 
         return
     gpu.update((key, value) for key, value in zip(FIELDS, values) if value is not None)
     states = values[len(FIELDS) :]
-    if None in states:  # a driver that does not have the state as a field
+    if None in states:  # this driver does not have the state as a field
         states = [_link_state(nvml, handle, link) for link in range(links)]
     if states and None not in states:
         gpu["links"] = states

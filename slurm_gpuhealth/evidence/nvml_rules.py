@@ -1,8 +1,8 @@
-"""How each GPU is, by an NVML reading: rules from values to findings. Pure.
+"""The state of each GPU by an NVML reading: rules from values to findings. Pure.
 
-A rule gets a GPU's values of this look, its facts (nvml.py's baseline, this look included), the baseline before and
-the values of the look before, and yields findings as `_found` makes them. What is not known on a model or a driver is
-not in the values, and its rule says nothing.
+A rule gets a GPU's values now, its facts (nvml.py's baseline with this reading), the earlier baseline and the values of
+the reading before, and yields findings as `_found` makes them. If a model or a driver does not know a value, it is
+missing, and its rule yields nothing.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 ACTIONS = {  # NVML_GPU_RECOVERY_ACTION_* → the word that policy rows ask for, what it means
     1: ("reset", "a reset of the GPU"),
     2: ("reboot", "a reboot of the node"),
-    3: ("drain-p2p", "that peer-to-peer traffic be stopped"),
-    4: ("drain-and-reset", "that its jobs end, and a reset"),
-    5: ("imex", "that the IMEX domain be recovered"),
+    3: ("drain-p2p", "the end of peer-to-peer traffic"),
+    4: ("drain-and-reset", "the end of its jobs, and a reset"),
+    5: ("imex", "a recovery of the IMEX domain"),
     6: ("bus-reset", "a reset of its PCIe bus"),
     7: ("reboot", "a reboot of the node"),
 }
-REASONS = (  # bit of the clock event reasons → code, meaning; the first that is set, since 0x8 comes with the others
-    (0x40, "thermal", "hardware thermal slowdown: too hot; look at fans and inlet temperature"),
-    (0x80, "brake", "power brake: the power supply asked for less; look at the power supplies"),
+REASONS = (  # bit of the clock event reasons → code, meaning; the first that is set counts: 0x8 comes with the others
+    (0x40, "thermal", "hardware thermal slowdown: too hot; check fans and inlet temperature"),
+    (0x80, "brake", "power brake: the power supply asked for less; check the power supplies"),
     (0x08, "slowdown", "hardware slowdown: clocks halved or worse by temperature, power brake or voltage"),
 )
 TEPID, BURNT = 50, 200
-"""°C. Outside of these a threshold or a temperature is no reading: -1, 2³²-1, or the distance to a limit."""
+"""°C. A threshold or temperature outside of these is not a real value: -1, 2³²-1, or the distance to a limit."""
 REPLAYS_PER_MINUTE = 8
 """DCGM's own limit (DCGM_LIMIT_MAX_PCIREPLAY_RATE)."""
-LINK_ERRORS = {  # counter → how many a second are no news (DCGM: 100 CRC errors a second), what it counts
+LINK_ERRORS = {  # counter → how many a second are normal (DCGM: 100 CRC errors a second), what it counts
     "crc_flit": (100.0, "flit CRC errors"),
     "crc_data": (100.0, "data CRC errors"),
     "link_replay": (1.0, "replays"),
@@ -51,7 +51,7 @@ MODES = (("persistence", "persist", "persistence mode"), ("ecc", "ecc-off", "ECC
 def judge_gpu(
     gpu: Values, facts: Values, last: Values | None, before: Values | None, seconds: float, settings: Settings
 ) -> Iterator[Found]:
-    """Findings (as keywords of `Finding`) about one GPU that answers. `seconds` lie between `before` and now."""
+    """Findings (as keywords of `Finding`) about one GPU that answers. `seconds`: the time since `before`."""
     yield from _memory(gpu, last)
     yield from _rows(gpu)
     yield from _recovery(gpu)
@@ -66,7 +66,7 @@ def judge_gpu(
 def judge_node(
     present: Sequence[Values], new: Mapping[str, Values], driver: str, settings: Settings, now: float
 ) -> Iterator[Finding]:
-    """Findings that need all of the node's GPUs: modes that differ, NVLinks that the others have, the driver."""
+    """Findings that compare the node's GPUs: different modes, NVLinks that the others have, the driver."""
     yield from _modes(present, new, now)
     yield from _links_down(present, new, now)
     wanted = settings.gpus.driver
@@ -82,12 +82,12 @@ def _found(code: str, severity: Severity, message: str, standing: bool = True, *
 
 
 def _memory(gpu: Values, last: Values | None) -> Iterator[Found]:
-    """Uncorrectable errors since the baseline: what was there when we first saw this GPU is history."""
+    """Uncorrectable errors since the baseline; errors from before we first saw this GPU are history."""
     growth = []
     for key, after_reset in (("ecc_volatile", True), ("ecc_aggregate", False)):
         count, old = gpu.get(key), (last or {}).get(key)
         if count is not None and old is not None:
-            # The volatile count begins anew at a reset: all of it is new. An aggregate one was erased by a person.
+            # A reset clears the volatile count: then all of it is new. If the aggregate shrinks, a person erased it.
             growth.append(count - old if count >= old else count if after_reset else 0)
     grown = max(growth, default=0)
     if grown > 0:
@@ -106,7 +106,7 @@ def _rows(gpu: Values) -> Iterator[Found]:
     if failed:
         yield _found("remap-fail", "fault", "a broken memory row could not be remapped: return the GPU", **counts)
     if pending:
-        message = "a broken memory row is remapped at the next GPU reset; until then do without that memory"
+        message = "a broken memory row is remapped at the next GPU reset; until then that memory must not be used"
         yield _found("remap-pend", "fault", message, **counts)
     spent = gpu["banks"][4] if "banks" in gpu else 0
     if spent and not failed:
@@ -123,7 +123,7 @@ def _recovery(gpu: Values) -> Iterator[Found]:
 
 
 def _clocks(gpu: Values) -> Iterator[Found]:
-    """One sighting each look: how often is too often is the policy's. Never the software power cap (bit 0x4)."""
+    """One finding per reading; the policy decides how many are too many. Ignores the software power cap (bit 0x4)."""
     for bit, code, meaning in REASONS:
         if gpu.get("reasons", 0) & bit:
             yield _found(code, "info", f"clocks are held down: {meaning}", False, reasons=gpu["reasons"])
@@ -138,19 +138,19 @@ def _temperature(gpu: Values, facts: Values, settings: Settings) -> Iterator[Fou
     if slowdown and degrees >= slowdown > TEPID:
         yield _found("hot", "fault", f"{degrees} °C: its own slowdown threshold is {slowdown} °C", celsius=degrees)
     elif degrees >= allowed:
-        message = f"{degrees} °C: nvml.max_temperature is {allowed} °C; look at fans and inlet temperature"
+        message = f"{degrees} °C: nvml.max_temperature is {allowed} °C; check fans and inlet temperature"
         yield _found("hot", "warning", message, celsius=degrees)
 
 
 def _pcie(gpu: Values, facts: Values, before: Values | None, seconds: float) -> Iterator[Found]:
-    """`gen` and `width` are the last ones seen under load: an idle link is narrow and slow to save power."""
+    """`gen` and `width` are the last values under load: an idle link becomes narrow and slow to save power."""
     for key, best, code, name in (
         ("gen", "max_gen", "pcie-gen", "generation"),
         ("width", "max_width", "pcie-width", "width"),
     ):
         now, most = facts.get(key), facts.get(best)
         if now and most and now < most:
-            message = f"PCIe {name} {now} under load, {most} is possible: reseat the GPU or its riser"
+            message = f"PCIe {name} {now} under load, but {most} is possible: reseat the GPU or its riser"
             yield _found(code, "warning", message, now=now, best=most)
     grown = gpu.get("replay", 0) - (before or gpu).get("replay", gpu.get("replay", 0))
     if grown > REPLAYS_PER_MINUTE * max(1.0, seconds / 60):
@@ -159,7 +159,7 @@ def _pcie(gpu: Values, facts: Values, before: Values | None, seconds: float) -> 
 
 
 def _links(gpu: Values, before: Values | None, seconds: float) -> Iterator[Found]:
-    """NVLink error counters by their growth; a reset starts them anew."""
+    """NVLink error counters, by their growth; a reset clears them."""
     for key, (allowed, name) in LINK_ERRORS.items():
         grown = gpu.get(key, 0) - (before or gpu).get(key, gpu.get(key, 0))
         if grown > allowed * seconds:
@@ -177,7 +177,7 @@ def _expected(facts: Values, settings: Settings) -> Iterator[Found]:
 
 
 def _mig(gpu: Values, last: Values | None) -> Iterator[Found]:
-    """A node may well have some GPUs in MIG mode and others not, so only a change is news."""
+    """A node may have some GPUs in MIG mode and others not, so only a change is reported."""
     mode, old = gpu.get("mig"), (last or {}).get("mig")
     if mode is not None and old is not None and mode != old:
         message = f"MIG mode was turned {'on' if mode else 'off'}"
@@ -185,27 +185,27 @@ def _mig(gpu: Values, last: Values | None) -> Iterator[Found]:
 
 
 def _modes(present: Sequence[Values], new: Mapping[str, Values], now: float) -> Iterator[Finding]:
-    """A GPU without a mode that most of the node's have, or that it once had itself."""
+    """A GPU without a mode that most GPUs of the node have, or that it had before."""
     for key, code, name in MODES:
         on = [gpu["uuid"] for gpu in present if gpu.get(key)]
         for gpu in present:
             had = bool(new[gpu["uuid"]].get(key))
             if gpu.get(key) == 0 and (had or len(on) * 2 > len(present)):
-                message = f"{name} is off, {'it was on before' if had else 'most GPUs of this node have it on'}"
+                message = f"{name} is off, but {'it was on before' if had else 'most GPUs of this node have it on'}"
                 yield Finding(now, "nvml", code, message, _who(gpu, new), "info", True, details={"class": "config"})
 
 
 def _links_down(present: Sequence[Values], new: Mapping[str, Values], now: float) -> Iterator[Finding]:
     """Inactive NVLinks that were active before, or that the node's other GPUs of the same kind have.
 
-    No GPU with any link left is the fabric, not as many broken GPUs. A GPU in MIG mode has its links off.
+    If no GPU has an active link, the fabric is at fault, not all GPUs. A GPU in MIG mode has its links off.
     """
     judged = [gpu for gpu in present if "links" in gpu and not gpu.get("mig")]
     counts = sorted(sum(map(bool, gpu["links"])) for gpu in judged)
     usual = counts[(len(counts) - 1) // 2] if counts else 0
     expected = [max(usual, new[gpu["uuid"]].get("links", 0)) for gpu in judged]
     if len(judged) > 1 and not counts[-1] and any(expected):
-        message = f"all NVLinks of all {len(judged)} GPUs are down: look at the fabric manager and the NVSwitches"
+        message = f"all NVLinks of all {len(judged)} GPUs are down: check the fabric manager and the NVSwitches"
         details = {"class": "config", "how": "fabric"}
         yield Finding(now, "nvml", "nvlink", message, None, "warning", True, details=details)
         return

@@ -1,7 +1,7 @@
 """The site's own checks: the programs of `[[check.command]]`.
 
-Exit 0: well; 1: warning; 2: fault; anything else, or no end: the check itself is broken, which says nothing about the
-node. The first line that it prints is the message; or it prints JSON findings, as a list or one object a line:
+Exit 0: well; 1: warning; 2: fault. Any other exit, or none in time: the check itself is broken, which says nothing
+about the node. The first line that it prints is the message; or it prints JSON findings, as a list or one per line:
 
     {"code": "nvme", "severity": "warning", "message": "nvme0 has used 96% of its life", "gpu": 3}
 """
@@ -24,16 +24,16 @@ BY_EXIT = {0: "info", 1: "warning", 2: "fault"}
 OUTPUT_LIMIT = 64 << 10
 MESSAGE_LIMIT = 300
 SAID_LIMIT = 64
-"""Findings of one check."""
+"""The most findings of one check."""
 GRACE = 2.0
 PASSED_ON = ("SLURMD_NODENAME",)
 
 
 def collect(settings: Settings, last_runs: dict[str, Any], now: float) -> tuple[list[Finding], dict[str, Any]]:
-    """What the site's checks say, and the state that the next call wants as `last_runs` ({} at first).
+    """Findings of the site's checks, and the state for the next call's `last_runs` ({} at first).
 
-    A check runs when it is due (`every`); in between, what it said last still stands and is said again. Together they
-    take no more than half of check.timeout: what does not fit comes first the next time. Raises nothing.
+    A check runs when it is due (`every`); until then its last findings stand and are returned again. All checks
+    together take at most half of check.timeout; checks that do not fit come first the next time. Raises nothing.
     """
     commands = [one for one in settings.check.command if one.mode != "off"]
     if not commands:
@@ -41,7 +41,7 @@ def collect(settings: Settings, last_runs: dict[str, Any], now: float) -> tuple[
     state = {one.name: last_runs[one.name] for one in commands if one.name in last_runs}
     left = settings.check.timeout / 2
     for command in sorted(commands, key=lambda one: _last(state, one)):
-        # A clock that was set back must not keep a check from running.
+        # A clock that was set back must not prevent a check.
         if 0 <= now - _last(state, command) < command.every or left < command.timeout:
             continue
         began = time.monotonic()
@@ -57,13 +57,13 @@ def _last(state: dict[str, Any], command: Command) -> float:
 
 
 def _run(command: Command, last: dict[str, Any]) -> dict[str, Any]:
-    """Run it: {"said": [[severity, message, gpu, standing], ...], "stuck": [pid, start] where it can't be killed}."""
+    """Run it: {"said": [[severity, message, gpu, standing], ...], "stuck": [pid, start] if it can't be killed}."""
     from slurm_gpuhealth import child
     from slurm_gpuhealth.config import load as configuration
 
     stuck = last.get("stuck")
     if stuck and child.alive(child.Child(*stuck)):
-        return {"said": [_broken("an earlier run can't be killed, no other is started")], "stuck": stuck}
+        return {"said": [_broken("an earlier run can't be killed, so no other is started")], "stuck": stuck}
     refused = configuration.unsafe(command.argv[0])
     if refused:
         return {"said": [_broken(f"not run: {refused[0]}")]}
@@ -74,7 +74,7 @@ def _run(command: Command, last: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(done: Completed, timeout: float) -> list[list[Any]]:
-    """What a run says: [severity, message, gpu, standing] each; nothing if all is well."""
+    """A run's findings: [severity, message, gpu, standing] each; none if all is well."""
     if done.timed_out:
         return [_broken(f"no end in {timeout:g} s")]
     text = done.stdout.decode("utf-8", "replace")
@@ -91,11 +91,11 @@ def read(done: Completed, timeout: float) -> list[list[Any]]:
         if said or not done.rc:
             return said
         first = ""
-    return [[BY_EXIT[done.rc], _plain(first) or f"exit {done.rc} without a word", None, True]] if done.rc else []
+    return [[BY_EXIT[done.rc], _plain(first) or f"exit {done.rc} without a message", None, True]] if done.rc else []
 
 
 def _from_json(text: str) -> list[list[Any]]:
-    """A list of objects, or an object a line. One finding for each GPU: the worst severity, all messages."""
+    """A list of objects, or one object per line. One finding for each GPU: the worst severity, all messages."""
     import json
 
     try:
@@ -147,11 +147,11 @@ def _gpu(name: str | int | None) -> Gpu | None:
         return Gpu(index=name)
     if not name:
         return None
-    # The kernel's name of a device has a function, ours has none; NVML writes eight digits of domain.
+    # The kernel's name of a device has a function, ours does not; NVML writes the domain with eight digits.
     return Gpu(uuid=name) if name.startswith("GPU-") else Gpu(pci=name.lower().partition(".")[0][-10:])
 
 
 def _plain(text: str) -> str:
-    """One line, bounded, nothing that a terminal would obey."""
+    """One line of limited length, without control characters."""
     line = "".join(letter if letter.isprintable() else " " for letter in text).strip()
     return line if len(line) <= MESSAGE_LIMIT else line[: MESSAGE_LIMIT - 3] + "..."

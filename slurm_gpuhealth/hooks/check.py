@@ -1,6 +1,6 @@
-"""gpuhealth-check: slurm.conf's HealthCheckProgram. Looks at the node, drains it on a fault. Always exit 0.
+"""gpuhealth-check: slurm.conf's HealthCheckProgram. Checks the node and drains it on a fault. Always exits with 0.
 
-Slurm starts it each HealthCheckInterval, also while an earlier one still hangs, and ends it after 60 s.
+Slurm starts it each HealthCheckInterval, even while an earlier one still hangs, and ends it after 60 s.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check() -> int:
 
 
 def look(settings: Settings, journal: Journal, node: str, deadline: float) -> None:
-    """One check: every source that is on and due, then what the faults call for."""
+    """One check: read every source that is on and due, then act on the faults."""
     now = time.time()
     watch.kernel(settings, journal, now)
     boot = identity.boot_id(settings)
@@ -59,7 +59,7 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
     if waits and not put_off:
         from slurm_gpuhealth.ladder import drain
 
-        watch.kernel(settings, journal, time.time())  # the Xid of what NVML has just shown names it better
+        watch.kernel(settings, journal, time.time())  # an Xid names better what NVML has just shown
         drain.act(settings, journal, "check", node, now)
     elif not jobs.running(journal):
         record = _poll(settings, journal, node, now)
@@ -67,7 +67,7 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
         from slurm_gpuhealth.ladder import waits as budget_waits
 
         budget_waits.tell(settings, journal, node)
-    if journal.get("stopped"):  # services, for a GPU reset: before a new worker may stop them again
+    if journal.get("stopped"):  # services that a GPU reset stopped: start them before a new worker stops them again
         from slurm_gpuhealth.ladder import rung_reset
 
         rung_reset.mend_after_a_kill(settings, journal)
@@ -84,7 +84,7 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
         journal.prune(now - settings.journal.keep)
         journal.put("pruned", now)
     journal.put("checked", now)
-    ships = journal.get("ships", 0)  # 0, and no url: nothing is shipped, and the outbox is empty
+    ships = journal.get("ships", 0)  # 0 and no url: nothing is shipped, and the outbox is empty
     url = settings.store.url
     if ships != (zlib.crc32(url.encode()) if url else 0) or (ships and journal.one("SELECT 1 FROM outbox LIMIT 1")):
         from slurm_gpuhealth.ship import outbox
@@ -93,12 +93,12 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
 
 
 def _first_of_boot(settings: Settings, journal: Journal, node: str, now: float, deadline: float) -> None:
-    """What is asked once a boot: which GPUs are here, under which numbers, and do they pass level 1."""
+    """Asked once per boot: which GPUs are here, which numbers do they have, and do they pass level 1?"""
     from slurm_gpuhealth.node import run_level
 
-    journal.put("sources", {})  # whatever its interval, every source is read now
+    journal.put("sources", {})  # read every source now, whatever its interval
     watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
-    identity.learn(settings, journal, node)  # after NVML, which wakes GPUs: a sleeping one has no UUID yet
+    identity.learn(settings, journal, node)  # after NVML, which wakes the GPUs: a sleeping GPU has no UUID yet
     run_level.run_level(
         settings,
         journal,
@@ -112,7 +112,7 @@ def _first_of_boot(settings: Settings, journal: Journal, node: str, now: float, 
 
 
 def _poll(settings: Settings, journal: Journal, node: str, now: float) -> NodeRecord | None:
-    """Our own record, at most once each `slurm.request_poll`; the first time offset, so that nodes take turns."""
+    """Read the node's record in Slurm, at most once each `slurm.request_poll`. Nodes begin at different times."""
     every = settings.slurm.request_poll
     last = journal.get("polled")
     if last is None:

@@ -1,6 +1,6 @@
-"""gpuhealth-epilog: slurm.conf's Epilog. Records how the job ended; a failed one's GPUs are tested.
+"""gpuhealth-epilog: slurm.conf's Epilog. Records how the job ended; if it failed, tests its GPUs.
 
-Exit 0; 1 only for a job that Slurm then starts elsewhere (epilog.expedite), and only on a node that we hold.
+Exits 0; 1 only for a job that Slurm then starts elsewhere (epilog.expedite), and only on a node that we hold.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def epilog() -> int:
 
         watch.kernel(settings, journal, now)
         if settings.joblog.enabled and outcome not in jobs.FINE:
-            from slurm_gpuhealth.node import joblog  # before the test: minutes later its user may have overwritten it
+            # Before the test: minutes later the user may have overwritten the log.
+            from slurm_gpuhealth.node import joblog
 
             joblog.read(settings, journal, job, deadline.ends)
         return fitness.after_job(settings, journal, job, outcome, deadline.ends)
@@ -51,7 +52,7 @@ def _retest_waits(journal: Journal, job: Job) -> bool:
 
 
 def _ask(settings: Settings, job: Job) -> str:
-    """What Slurm knows of a job whose environment reads like success: one call, at most `slurm.timeout`."""
+    """How the job really ended, if its environment looks like success: asks Slurm once, for `slurm.timeout` at most."""
     from slurm_gpuhealth.say import say
     from slurm_gpuhealth.slurm import control
 

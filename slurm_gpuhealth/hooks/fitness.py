@@ -1,4 +1,4 @@
-"""What the prolog and the epilog do when the journal alone can't say that all is well: look, test, decide."""
+"""What prolog and epilog do if the journal alone can't say that all is well: read the sources, test, decide."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 UNTESTED = ("not-testable", "tool-error")
 FOR_SLURM = 20.0
-"""Seconds of a hook that are kept for Slurm; of a short one a third."""
+"""Seconds of a hook's time that are kept for Slurm; at most a third of it."""
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "CONFIGURING", "RESIZING")
 """States in which a job may be here."""
 
 
 def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) -> int:
-    """The prolog's exit code: 0 starts the job (or we have requeued it), 1 makes Slurm move it on."""
+    """The prolog's exit code: 0 starts the job (unless we have requeued it), 1 makes Slurm requeue it."""
     now = time.time()
 
     def look(until: float) -> list[str]:
@@ -45,8 +45,8 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
         )
 
     uuids = _keeping_time(settings.prolog.timeout, deadline, look)
-    # A diagnostic that is cut short finds nothing to tell Slurm, and one that ends in DCGM's own limit leaves time.
-    # Where we hold the node, and a job starts all the same, Slurm is asked whatever it finds: the hold may be lost.
+    # Usually no time must be kept: a diagnostic that is cut short has nothing to report, and one that DCGM's own limit
+    # ends leaves time. But if a fault waits, or a job starts although we hold the node, we must still ask Slurm.
     waits = record.waiting(journal) or journal.get("hold")
     tested = _keeping_time(settings.prolog.timeout, deadline, test) if waits else test(deadline - 1)
     if tested in UNTESTED:
@@ -62,7 +62,7 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
     outcome = drain.act(settings, journal, "prolog", job.node, now, job.job_id)
     if outcome == "nothing":
         outcome = _held_still(settings, journal, job.node, now)
-        if outcome == "nothing":  # slurmctld may have lost our hold: then what it was about waits again
+        if outcome == "nothing":  # slurmctld may have lost our hold: then its faults wait again
             outcome = drain.act(settings, journal, "prolog", job.node, now, job.job_id)
     if outcome in drain.OUT:
         code = move_on(settings, job)
@@ -76,7 +76,7 @@ def before_job(settings: Settings, journal: Journal, job: Job, deadline: float) 
 
 
 def _keeping_time(whole: float, deadline: float, look: Callable[[float], Seen]) -> Seen:
-    """`look(until when)`, with time kept for what follows from what it sees: Slurm is asked, a claim waits."""
+    """`look(until)`, with time kept for what may follow: asking Slurm, a claim's wait."""
     kept = min(whole / 3, FOR_SLURM)
     own.ends -= kept
     try:
@@ -86,25 +86,25 @@ def _keeping_time(whole: float, deadline: float, look: Callable[[float], Seen]) 
 
 
 def _concerns(finding: Finding, uuids: Sequence[str]) -> bool:
-    """Whether it is about these GPUs, the node as a whole, or a GPU that can't be told from these."""
+    """Whether it is about these GPUs, the whole node, or a GPU that may be one of these."""
     return finding.gpu is None or not finding.gpu.uuid or finding.gpu.uuid in uuids
 
 
 def _read_nvml(settings: Settings, journal: Journal, now: float, deadline: float) -> None:
-    """A reading that is fresh. Of fifty prologs at once one reads, and the others wait for it inside their deadline."""
+    """Make sure that NVML's reading is fresh. If fifty prologs start at once, one reads and the others wait for it."""
     turn = lock.take(settings, "reading", deadline)
     if turn is not None:
         last = journal.get("sources", {}).get("nvml", {"time": 0.0, "seconds": 0.0})
-        tried = now <= last["time"] + last["seconds"] <= time.time()  # meanwhile; one that hung will hang again
+        tried = now <= last["time"] + last["seconds"] <= time.time()  # while we waited; if that hung, we would hang too
         if not tried and not 0 <= now - journal.get("nvml-time", 0) < settings.check.interval:
             watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
         os.close(turn)
 
 
 def move_on(settings: Settings, job: Job) -> int:
-    """Send the job elsewhere: gently with `scontrol requeue` (not held) and exit 0, or with exit 1 where that can't be.
+    """Send the job elsewhere: with `scontrol requeue` (the job is not held) and exit 0, or else with exit 1.
 
-    Requeueing is safe only when no other node of the job can have begun: one node, or PrologFlags=DeferBatch.
+    Requeueing is safe only if the job can't have begun on another node: one node, or PrologFlags=DeferBatch.
     """
     if settings.prolog.move_job == "exit":
         return 1
@@ -112,8 +112,8 @@ def move_on(settings: Settings, job: Job) -> int:
         known = control.show_job(settings.slurm, job.job_id)
         flags = ",".join(control.config(settings.slurm).get("PrologFlags", ())) if known.num_nodes > 1 else "DeferBatch"
         if known.batch and not known.het and "deferbatch" in flags.lower():
-            # One of --no-requeue, too: nothing of it ran. By exit code Slurm 22.05 would fail it, and slurmd go on
-            # reporting the prolog's failure every 15 s: the node is drained again as often as an admin resumes it.
+            # Even with --no-requeue: nothing of it ran. After an exit code Slurm 22.05 would fail the job, and slurmd
+            # would report the prolog's failure every 15 s: each time that an admin resumes the node it drains again.
             control.requeue(settings.slurm, known)
             return 0
     except control.SlurmError as error:
@@ -122,9 +122,9 @@ def move_on(settings: Settings, job: Job) -> int:
 
 
 def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, deadline: float) -> int:
-    """The epilog of a failed job, or of any when a retest waits: evidence, level 2 on its GPUs, and what follows.
+    """The epilog of a failed job, or of any job if a retest waits: read the sources, run level 2 on its GPUs, act.
 
-    The epilog's exit code: 1 makes Slurm start the job elsewhere.
+    Returns the epilog's exit code: 1 makes Slurm start the job elsewhere.
     """
     now = time.time()
     _keeping_time(settings.epilog.timeout, deadline, lambda until: _test(settings, journal, job, outcome, now, until))
@@ -134,10 +134,10 @@ def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, dead
 
 
 def _hands_back(settings: Settings, journal: Journal, job: Job) -> bool:
-    """Whether Slurm is to start this failed job elsewhere at once: one of --requeue=expedite, whose GPU is broken.
+    """Whether Slurm shall start this failed job elsewhere at once: a --requeue=expedite job whose GPU is broken.
 
-    It does so when an epilog fails; and it drains the node itself, outside of our budget, unless it is drained already
-    (25.11, 26.05). So our hold must be seen to stand, and that is looked at last.
+    Slurm does so if an epilog fails. It then also drains the node, outside our budget, unless the node is drained
+    already (25.11, 26.05). So our hold must stand, and that is checked last.
     """
     if not journal.get("hold") or not _is_broken(settings, journal, job):
         return False
@@ -156,7 +156,7 @@ def _hands_back(settings: Settings, journal: Journal, job: Job) -> bool:
 
 
 def _is_broken(settings: Settings, journal: Journal, job: Job) -> bool:
-    """Whether a fault that we acted on is one of the job's GPUs, or of the node as a whole, and of this run."""
+    """Whether we acted on a fault of the job's GPUs or of the whole node that stands or came during this run."""
     row = journal.one("SELECT started FROM job WHERE job = ? ORDER BY restart DESC", job.job_id)
     faults = record.select(
         journal,
@@ -168,7 +168,7 @@ def _is_broken(settings: Settings, journal: Journal, job: Job) -> bool:
 
 
 def _test(settings: Settings, journal: Journal, job: Job, outcome: str, now: float, deadline: float) -> None:
-    """What an epilog looks at, and level 2."""
+    """Read what an epilog reads, and run level 2."""
     uuids = _gpus(settings, journal, job)
     watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
     others = _held_by_others(settings, journal, job, uuids, now)
@@ -196,8 +196,9 @@ def _test(settings: Settings, journal: Journal, job: Job, outcome: str, now: flo
 
 
 def _held_by_others(settings: Settings, journal: Journal, job: Job, mine: Sequence[str], now: float) -> set[str]:
-    """The GPUs of jobs that run beside this one. One whose epilog did not do its work (it was killed, the configuration
-    was broken) would keep GPUs from being tested: Slurm is asked where one has this job's too, or a retest waits."""
+    """The GPUs of other jobs that run here. A job whose epilog did not finish (it was killed, or the configuration was
+    broken) would prevent tests of its GPUs: so Slurm is asked about a job that has this job's GPUs, or if a retest
+    waits."""
     held: set[str] = set()
     silent = False
     retest = journal.one("SELECT 1 FROM retest LIMIT 1") is not None
@@ -209,7 +210,7 @@ def _held_by_others(settings: Settings, journal: Journal, job: Job, mine: Sequen
         except control.NoSuchJob:
             gone = True
         except control.Refused:
-            gone = False  # it can't be told: it is taken for running
+            gone = False  # not known: assume that it runs
         except control.SlurmError:
             silent = True
         if gone:
@@ -222,7 +223,7 @@ def _held_by_others(settings: Settings, journal: Journal, job: Job, mine: Sequen
 def _leftovers(
     settings: Settings, journal: Journal, job: Job, uuids: Sequence[str], now: float, timeout: float
 ) -> None:
-    """What the job left behind on GPUs that were its alone: reported; ended or put back only where configured."""
+    """Report what the job left behind on GPUs that only it had; end or restore it only if configured."""
     if settings.sources.leftovers == "off" or not uuids:
         return
     from slurm_gpuhealth.evidence import leftovers
@@ -231,7 +232,7 @@ def _leftovers(
     try:
         probed = lock.guarded(settings, journal, "nvml", timeout, lambda left: leftovers.read(settings, uuids, left))
     except TimeoutError as error:
-        say(f"{job.node}: what job {job.job_id} left behind was not looked at: {error}")
+        say(f"{job.node}: did not check what job {job.job_id} left behind: {error}")
         return
     if probed is None or not probed.value:
         return
@@ -246,13 +247,15 @@ def _leftovers(
 
 
 def _why_not(settings: Settings, journal: Journal, job: Job, uuids: Sequence[str], now: float) -> str:
-    """Why level 2 would cost more than it is worth here; "" when it should run."""
+    """Why level 2 should not run here; "" if it should."""
     limits = settings.epilog
     if job.sharing == "mig":
-        return "MIG slices can't be tested by DCGM"
+        return "DCGM can't test MIG slices"
     evidence = any(_concerns(one.finding, uuids) for one in record.waiting(journal).values())
     if job.num_nodes > limits.max_nodes and not evidence:
-        return f"one of {job.num_nodes} nodes (epilog.max_nodes {limits.max_nodes}) and nothing points to this one"
+        return (
+            f"the job had {job.num_nodes} nodes (epilog.max_nodes {limits.max_nodes}), and nothing points to this one"
+        )
     spent = journal.one(
         "SELECT coalesce(sum(seconds), 0) FROM (SELECT DISTINCT time, seconds FROM diagnostic"
         " WHERE program = 'epilog' AND time > ?)",
@@ -264,21 +267,21 @@ def _why_not(settings: Settings, journal: Journal, job: Job, uuids: Sequence[str
 
 
 def _drained(settings: Settings, node: str) -> bool:
-    """Whether the node is drained at this moment: if not, exit 1 would make Slurm drain it, outside of our budget."""
+    """Whether the node is drained now. If not, exit 1 would make Slurm drain it, outside our budget."""
     try:
         return "DRAIN" in control.show_node(settings.slurm, node).flags
-    except control.SlurmError:  # it was a moment ago
+    except control.SlurmError:  # it was drained a moment ago
         return True
 
 
 def _held_still(settings: Settings, journal: Journal, node: str, now: float) -> str:
-    """Our journal says that we hold this node, and yet a job starts on it: do we?"""
+    """Our journal says that we hold this node, but a job starts on it: ask Slurm whether we do."""
     found = held.look_at_hold(settings, journal, node, now)
     return "undecided" if found is None else "held" if found.ours else "nothing"
 
 
 def _gpus(settings: Settings, journal: Journal, job: Job) -> list[str]:
-    """The job's GPUs; all of the node's where Slurm's numbers can't be told from one another."""
+    """The job's GPUs; all GPUs of the node if it is not known which GPUs Slurm's numbers mean."""
     identity.learn(settings, journal, job.node)
     uuids = identity.of_job(settings, journal, job)
     if uuids is None:

@@ -1,6 +1,6 @@
-"""gpuhealth-prolog: slurm.conf's Prolog. Are this job's GPUs fit? If not: drain, and the job moves on.
+"""gpuhealth-prolog: slurm.conf's Prolog. If this job's GPUs are not fit, drains the node and sends the job elsewhere.
 
-Exit 0 starts the job. Exit 1 makes Slurm requeue it and (our reason is there first) keeps our reason.
+Exit 0 starts the job. Exit 1 makes Slurm requeue the job; Slurm keeps our reason, because it was written first.
 """
 
 from __future__ import annotations

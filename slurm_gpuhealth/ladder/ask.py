@@ -1,4 +1,4 @@
-"""Asking a node for tests, and taking that back: the request is the reason of a drain, and the node does the rest."""
+"""Asks a node for tests, and cancels. A request is a drain with its own reason; the node does the rest."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ REBOOTS = {"REBOOT_REQUESTED", "REBOOT_ISSUED"}
 
 
 class Unchanged(Exception):
-    """Why nothing was done: the node is as it was."""
+    """Why nothing was done. The node was not changed."""
 
 
 @frozen
 class Request:
     rung: str
-    """`L3`, `L4`; of a suspect also `RMA`."""
+    """`L3`, `L4`; for a suspect also `RMA`."""
     through: str = ""
-    """How far to go on although nothing is found."""
+    """Test up to this rung even if nothing is found."""
     gpu: int | None = None
     by: str = ""
     take_over: bool = False
-    """Also of a node that an admin has drained."""
+    """Also test a node that an admin drained."""
     fact: str = "asked"
     """`asked` by somebody, or `suspect` by the correlator."""
 
@@ -43,9 +43,9 @@ class Request:
 def ask(
     settings: Settings, name: str, request: Request, holds: list[Hold], total: int, now: float
 ) -> tuple[NodeRecord, str]:
-    """Ask one node: its record before, and what was done, for people. Raises Unchanged and control.SlurmError.
+    """Ask one node; returns its record before, and what was done in words. Raises Unchanged and control.SlurmError.
 
-    `holds` of `total` nodes are ours; a drain is written as a claim, confirmed later, and added to them.
+    We hold `holds` of `total` nodes. A drain is written as a claim, which is confirmed later, and is added to `holds`.
     """
     try:
         record = control.show_node(settings.slurm, name)
@@ -61,7 +61,7 @@ def ask(
     place = budget.place(Hold(name, wanted, math.inf), holds, total, settings, now)
     if not place.fits:
         fault = waits.of(record)
-        raise Unchanged(f"over budget: {place.why}{fault and f'; so does a fault of its own wait, {fault}'}")
+        raise Unchanged(f"over budget: {place.why}{fault and f'; its own fault waits too, {fault}'}")
     if record.owner == "none":
         change = hold.take(settings.slurm, name, wanted, lambda _, plan: plan.action == "drain")
     else:
@@ -76,26 +76,26 @@ def ask(
 
 
 def cancel(settings: Settings, record: NodeRecord, ours: Reason) -> str:
-    """Stop the climb of a node that we hold: what was done, for people. Raises Unchanged and control.SlurmError.
+    """Stop the climb of a node that we hold; returns what was done in words. Raises Unchanged and control.SlurmError.
 
-    What somebody asked for goes back to where it was; a node with a fault stays drained, and nothing more happens to it
-    by itself. A worker that runs finds its reason changed, and ends.
+    If somebody asked for the test, the node goes back to its state before. A node with a fault stays drained and waits
+    for an admin. A running worker sees that the reason has changed, and ends.
     """
     if record.flags & REBOOTS:
-        raise Unchanged("it is being rebooted: once it is back")
+        raise Unchanged("it is rebooting: try again once it is back")
     if ours.fact in reasons.ON_REQUEST and not has_failed(record, ours):
         change = hold.give_back(settings.slurm, record.name)
         back = "drained as before, " + repr(change.after.reason) if "DRAIN" in change.after.flags else "given back"
         return f"{back} (was {change.before.reason!r})"
     if ours.state == "claim":
-        raise Unchanged("the drain is not confirmed yet: again in some seconds")
+        raise Unchanged("the drain is not confirmed yet: try again in some seconds")
     if ours.state in ("manual", "pass") or climb.is_end(ours):
         raise Unchanged(f"nothing to cancel: {climb.due(ours, record, climb.Known(), settings).why}")
     rest = replace(ours, rung=ours.next or ours.rung, state="manual", next="", tail=())
     change = hold.reword(settings.slurm, record.name, rest)
     if not change.done:
         raise Unchanged(f"it was changed while we looked: {change.after.reason!r}")
-    return f"stays drained, nothing more happens by itself: {change.after.reason}"
+    return f"stays drained and waits for an admin: {change.after.reason}"
 
 
 def has_failed(record: NodeRecord, ours: Reason) -> bool:
@@ -105,12 +105,14 @@ def has_failed(record: NodeRecord, ours: Reason) -> bool:
 
 
 def _again(settings: Settings, record: NodeRecord, ours: Reason, request: Request) -> str:
-    """A node that we hold already: the rung asked for is queued, unless it is under way or comes anyway."""
+    """Ask a node that we hold already: queue the rung, unless it is running or comes anyway."""
     coming = ours.rung if ours.state == "queued" else "" if climb.is_end(ours) else ours.next
     rung, to = (max(pair, key=rank) for pair in ((coming, request.rung), (ours.to, request.through)))
     under_way = ours.state in ("claim", "running")
     if under_way and rank(max(request.rung, request.through, key=rank)) > rank(max(ours.rung, ours.to, key=rank)):
-        raise Unchanged(f"{ours.rung} is under way, and less than was asked for: again after it: {record.reason}")
+        raise Unchanged(
+            f"{ours.rung} is under way, which is less than you ask for: ask again after it: {record.reason}"
+        )
     if under_way or (rung == coming and rank(to) <= rank(max(coming, ours.to, key=rank))):
         return f"held already: {record.reason}"
     queued = replace(ours, rung=rung, state="queued", next="", to=to, attempt=1, by=request.by, tail=())
@@ -123,21 +125,21 @@ def _again(settings: Settings, record: NodeRecord, ours: Reason, request: Reques
 
 
 def _is_free(record: NodeRecord, request: Request) -> None:
-    """Raises Unchanged unless the node may be taken out for a request."""
+    """Raises Unchanged unless we may drain the node for a request."""
     _has_gpu(record, request)
     if record.base == "DOWN":
         said = f": {record.reason!r}" if record.reason else ""
-        raise Unchanged(f"it is DOWN{said}; a node that is not up can't be tested")
+        raise Unchanged(f"it is DOWN{said}; only a node that is up can be tested")
     others = record.owner in ("admin", "slurm") and "DRAIN" in record.flags
-    # What else is in the way: as if nobody had drained it.
+    # Apart from somebody's drain: does anything else prevent ours?
     plan = hold.plan_drain(replace(record, flags=record.flags - {"DRAIN"}, reason="") if others else record)
     if plan.action != "drain":
         raise Unchanged(plan.why)
     if record.owner == "admin" and not request.take_over:
         by = f"{record.reason!r} by {record.reason_user or 'unknown'}"
-        raise Unchanged(f"an admin has it drained: {by}; --take-over tests it all the same, and puts that text back")
+        raise Unchanged(f"an admin drained it: {by}; --take-over tests it all the same, and puts the drain back")
     if others and not _can_be_put_back(record):
-        raise Unchanged(f"its reason could not be put back as it is: {record.reason!r}")
+        raise Unchanged(f"its reason could not be put back unchanged afterwards: {record.reason!r}")
 
 
 def _has_gpu(record: NodeRecord, request: Request) -> None:
@@ -146,11 +148,11 @@ def _has_gpu(record: NodeRecord, request: Request) -> None:
     if not count:
         raise Unchanged("it has no GPUs (Gres in slurm.conf)")
     if request.gpu is not None and request.gpu >= count:
-        raise Unchanged(f"it has no GPU {request.gpu}: they are 0 to {count - 1}")
+        raise Unchanged(f"it has no GPU {request.gpu}, only 0 to {count - 1}")
 
 
 def _can_be_put_back(record: NodeRecord) -> bool:
-    """Whether Slurm and the Comment keep this text: not over lines, not in quotes."""
+    """Whether Slurm and the Comment keep this text: it has no line break and no quotes around it."""
     text = record.reason
     kept = remark.read_said(remark.write_said(record.comment, remark.Said(was=text))).was
     return (

@@ -1,8 +1,8 @@
-"""How many nodes may be held: one question, answered from all nodes' reasons. Pure: no I/O.
+"""How many nodes may be held: decided from the reasons of all nodes. Pure: no I/O.
 
-Nodes decide without a coordinator. Each writes its drain as a claim, waits, reads all reasons once, and asks for a
-place: before it are the confirmed holds and the claims that are older (slurmctld's second, then the name). Who is
-before me had written when I read, so never more than fit are confirmed; and a confirmed one is never evicted.
+Nodes decide without a coordinator. Each node writes its drain as a claim, waits, reads all reasons once, and counts
+those before it: the confirmed holds, and the older claims (by slurmctld's second, then by name). All claims before it
+were written when it reads. So the nodes never confirm more claims than fit, and never take back a confirmed hold.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     Kind = Literal["sweep", "lost", "confirmed", "new"]
 
 LOST = ("Xid79", "lost", "count")
-"""Facts that say: a GPU is gone. No bug of a check makes them, so they don't use up what waits for a diagnosis."""
+"""Facts that say that a GPU is lost. No bug of a check can cause them, so they have a limit of their own."""
 SETTLE = 2.0
 """Seconds between writing a claim and asking for its place: slurmctld keeps whole seconds."""
 SPLAY = 2.0
-"""Seconds over which checks that see a fault at the same time spread their claims, by the node's name."""
+"""If many checks see a fault at the same time, they spread their claims over these seconds, by the node's name."""
 ABANDONED = 1200.0
-"""Seconds after which a claim that nobody settles counts no more: its node died over it. Its own node makes it anew
-after RENEW seconds. The clocks of the two differ by less than 300 s, or munge would let neither speak to slurmctld."""
+"""Seconds after which other nodes ignore a claim that nobody settled: its node died. Its own node renews it after RENEW
+seconds. The clocks of two nodes differ by less than 300 s: otherwise munge would not let them speak to slurmctld."""
 RENEW = 300.0
 
 
@@ -46,14 +46,14 @@ class Place:
 def kind(ours: Reason) -> Kind:
     """Which limit a hold counts against."""
     if ours.fact == "sweep" or (ours.fact == "suspect" and ours.rung != "RMA"):
-        return "sweep"  # of a suspect nothing is known yet but that its jobs died: a test, and not many at once
+        return "sweep"  # a suspect's jobs died, but no fault is known: tested, and not many nodes at once
     if ours.rung == "RMA" or (ours.state == "fail" and ours.rung not in ("L1", "L2")):
-        return "confirmed"  # a diagnosis on the idle node, or NVIDIA's own criterion: no longer a check's word
+        return "confirmed"  # by a diagnosis on the idle node, or by NVIDIA's own criterion
     return "lost" if ours.fact in LOST else "new"
 
 
 def place(mine: Hold, holds: Iterable[Hold], total: int, settings: Settings, now: float) -> Place:
-    """Whether the claim `mine` fits. Before it is written: with an infinite `time`, which is after every claim."""
+    """Whether the claim `mine` fits. Not yet written, it has an infinite `time`, which is after every claim."""
     others = [hold for hold in holds if hold.node != mine.node and _before(hold, mine, now)]
     limits, which, kinds = settings.drain, kind(mine.ours), [kind(hold.ours) for hold in others]
     counts = {name: kinds.count(name) for name in WORDS}
@@ -72,7 +72,7 @@ def place(mine: Hold, holds: Iterable[Hold], total: int, settings: Settings, now
 
 
 def _before(hold: Hold, mine: Hold, now: float) -> bool:
-    """Whether this hold comes before the claim `mine`. Of a claim whose time can't be read: both say yes."""
+    """Whether this hold comes before the claim `mine`. If a claim's time can't be read, each is before the other."""
     if hold.ours.state != "claim":
         return True
     if hold.time and now - hold.time > ABANDONED:
@@ -82,19 +82,19 @@ def _before(hold: Hold, mine: Hold, now: float) -> bool:
 
 WORDS: dict[Kind, str] = {
     "sweep": "sweep.budget: sweeps and suspects",
-    "lost": "drain.lost: GPUs gone",
+    "lost": "drain.lost: lost GPUs",
     "confirmed": "drain.confirmed: faults that a diagnosis confirmed",
     "new": "drain.budget",
 }
 
 
 def most(total: int, share: float, floor: int) -> int:
-    """`share` of `total` nodes, rounded down, and at least `floor`. A floor of 0 and a share of 0 hold nothing."""
+    """`share` of `total` nodes, rounded down, and at least `floor`. If both are 0, no node may be held."""
     return max(floor, int(share * total + 1e-9))
 
 
 def began(ours: Reason, now: float) -> float:
-    """When the hold began, by its `since`, which has no year; 0.0 without one."""
+    """When the hold began, by its `since`, which has no year; 0.0 if it has no `since`."""
     if not ours.since:
         return 0.0
     from calendar import timegm
@@ -104,7 +104,7 @@ def began(ours: Reason, now: float) -> float:
     for guess in (year, year - 1):
         try:
             found = timegm((guess, month, day, hour, minute, 0))
-        except ValueError:  # no date
+        except ValueError:  # 29 February
             continue
         if found <= now + 86400:
             return float(found)

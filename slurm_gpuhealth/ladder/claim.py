@@ -1,4 +1,4 @@
-"""A claim on the budget: a drain that is confirmed or undone two seconds later. Killed anywhere, it is finished later.
+"""A claim on the budget: a drain that is confirmed or undone two seconds later. If killed, the next check finishes it.
 
     count ──no room──▶ over-budget, nothing was written
       │
@@ -6,7 +6,7 @@
       │                                         ▲         └──none──▶ undo: over-budget
       └──killed, no answer──▶ the next check ───┘
 
-The order of the calls is a generator, which a model of 1,000 nodes drives in tests as this module does on a node.
+The order of the calls is a generator: this module drives it on a node, and a model of 1,000 nodes drives it in tests.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.slurm.reason import Reason
 
     Steps = Generator[tuple[str, str], Any, tuple[str, str]]
-    """Yields `count`, `claim`, `wait`, `renew`, `confirm` or `undo`, and why; is sent the answer. Outcome and why."""
+    """Yields `count`, `claim`, `wait`, `renew`, `confirm` or `undo`, and why; gets the answer. Returns outcome, why."""
 
 ROOM = 3.0
-"""Seconds that a hook must have left after the wait to ask for its place."""
+"""Seconds that a hook must have left after the wait, to count again."""
 ELSEWHERE = 30.0
-"""Seconds for which a claim that somebody asked for belongs to the program that wrote it, on another host."""
+"""For so many seconds a claim that somebody asked for is settled by the program that wrote it, on another host."""
 
 
 def claiming(node: str, wanted: Reason, settings: Settings, clock: Callable[[], float]) -> Steps:
-    """From nothing to a hold: `drained`, `over-budget`, `refused`, `gone` (somebody changed it), `stopped`."""
+    """From no claim to a hold: `drained`, `over-budget`, `refused`, `gone` (somebody changed it) or `stopped`."""
     counted = yield "count", ""
     if isinstance(counted, str):
         return "refused", counted
@@ -59,7 +59,7 @@ def claiming(node: str, wanted: Reason, settings: Settings, clock: Callable[[], 
 
 
 def settling(node: str, settings: Settings, clock: Callable[[], float]) -> Steps:
-    """From a claim that stands to a hold, or back: as `claiming`. One that is old is made anew first."""
+    """From a written claim to a hold, or back; outcomes as in `claiming`. An old claim is renewed first."""
     for renewed in (False, True):
         yield "wait", ""
         counted = yield "count", ""
@@ -88,7 +88,7 @@ def take(settings: Settings, journal: Journal, node: str, wanted: Reason, write:
 
 
 def finish(settings: Settings, journal: Journal | None, node: str, wait: float | None = None) -> tuple[str, str]:
-    """Settle the claim on the node, under the caller's lock: outcome, why. Raises control.SlurmError."""
+    """Settle the node's claim, under the caller's lock; returns (outcome, why). Raises control.SlurmError."""
     return _drive(settling(node, settings, time.time), settings, journal, node, wait=wait)
 
 
@@ -100,9 +100,9 @@ def settle(
     now: float,
     wait: float | None = None,
 ) -> str:
-    """Finish a claim that is found on the node's record: `drained`, `over-budget`, `refused`, `gone`, `undecided`.
+    """Settle a claim that is found in the node's record: `drained`, `over-budget`, `refused`, `gone`, `undecided`.
 
-    From another host without a journal. `wait`: seconds to wait first, 0 where the claim was written SETTLE ago.
+    `journal`: None on another host. `wait`: seconds to wait first; 0 if the claim was written SETTLE ago.
     """
     from slurm_gpuhealth.node import held
 
@@ -130,7 +130,7 @@ def settle(
 
 
 def is_elsewhere(record: NodeRecord, now: float) -> bool:
-    """Whether a claim that is found belongs to a program on another host, which settles it just now."""
+    """Whether a program on another host is settling this claim just now."""
     return bool(record.ours and record.ours.by) and abs(now - record.reason_time) < ELSEWHERE
 
 
@@ -142,7 +142,7 @@ def _drive(
     write: Callable[[], bool] = lambda: False,
     wait: float | None = None,
 ) -> tuple[str, str]:
-    """Do what the steps say, on real Slurm."""
+    """Carry out the steps on real Slurm."""
     answer: Any = None
     while True:
         try:
@@ -180,7 +180,7 @@ def _claim_of(settings: Settings, node: str) -> tuple[NodeRecord, Reason] | None
 
 
 def _renew(settings: Settings, node: str) -> bool:
-    """Give an old claim a new time: the same text would keep the old one."""
+    """Give an old claim a new time. Slurm keeps the old time if the text stays the same."""
     found = _claim_of(settings, node)
     if not found:
         return False
@@ -203,7 +203,7 @@ def _confirm(settings: Settings, journal: Journal | None, node: str) -> bool:
 
 
 def _is_held(journal: Journal, ours: Reason, since: float) -> None:
-    """The claim's decision is a drain now, and the hold no longer a claim."""
+    """Note that the claim's decision is a drain now, and the hold no longer a claim."""
     kept = journal.get("hold") or {}
     if not kept.get("decision"):
         detail = "a claim was found, and confirmed"
@@ -213,8 +213,8 @@ def _is_held(journal: Journal, ours: Reason, since: float) -> None:
 
 
 def _undo(settings: Settings, journal: Journal | None, node: str, why: str) -> bool:
-    """Give an unconfirmed claim back: what it was about waits again. The journal first, or this would be read as an
-    admin's ack."""
+    """Give an unconfirmed claim back: its faults wait again. The journal is written first; otherwise the next check
+    would take this for an admin's resume."""
     found = _claim_of(settings, node)
     if not found:
         return False

@@ -1,13 +1,13 @@
-"""What a held node does next: from its reason, its record and what is known, to one step. Pure: no I/O.
+"""What a held node does next: one step, from its reason, its record in Slurm and what the node knows. Pure: no I/O.
 
     claim ──budget──▶ queued ──no job here──▶ running ──pass, no fault open──▶ given back, or the next rung
       │                 ▲                       │ fail, or a fault is open
       ▼                 └──────next rung────────┤
     given back           manual ◀──rung is off──┤──cut short once──▶ running again
                          untested ◀─────────────┤
-                         fail next=RMA ◀────────┘  end: a human's
+                         fail next=RMA ◀────────┘  end: waits for an admin
 
-Each way up leads to a higher rung, and what hands have done (`done`) counts as climbed, so every climb ends.
+Each step up leads to a higher rung, and a rung that somebody did by hand (`done`) counts too, so every climb ends.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 IN_THE_WAY = {"PLANNED", "COMPLETING"}
 """Flags with which a node may be drained, but not be tested."""
 TRIES = 24
-"""How often a rung that could not be done is tried, each `ladder.retry`: DCGM may be away for a night."""
+"""How often a rung that could not be done is tried, once each `ladder.retry`: DCGM may be down for a night."""
 BY_HAND = ("reset", "reboot", "repair")
-"""Rungs that a human may climb in the ladder's place."""
+"""Rungs that an admin may do instead of the ladder."""
 
 
 @frozen
@@ -41,20 +41,20 @@ class Step:
     """What to do with a held node."""
 
     do: Literal["wait", "settle", "run", "back", "queue", "end", "manual", "untested"]
-    """`settle`: confirm or undo a claim. `end`: a final reason. The rest: the reason's state after it."""
+    """`settle`: confirm or undo a claim. `end`: write a final reason. The others: the reason's next state."""
     rung: str = ""
     why: str = ""
     attempt: int = 1
     done: str = ""
-    """Of `run` after `manual`: the highest rung that hands have done."""
+    """For `run` after `manual`: the highest rung that an admin has done by hand."""
 
 
 @frozen
 class Known:
-    """What the node knows beside its record."""
+    """What the node knows in addition to its record."""
 
     worker: bool = False
-    """One is at it."""
+    """A worker is running."""
     rebooted: bool = False
     """The node has booted since the reason was written."""
     mended: bool = False
@@ -67,7 +67,7 @@ class Known:
 
 @frozen
 class Open:
-    """A fault that is true now, and what the policy makes of it."""
+    """A fault that is true now, and the rungs that the policy gives it."""
 
     rung: str
     passed: str = ""
@@ -87,10 +87,10 @@ def due(ours: Reason, record: NodeRecord, known: Known, settings: Settings) -> S
             and record.base != "DOWN"
             and _may("L3", ours, settings)
         ):
-            return Step("run", "L3", "fit, and not given back: slurmd was away, or it was not to be")
+            return Step("run", "L3", "fit, but not given back: slurmd was away, or ladder.give_back was off")
         return Step("wait", why="fit: an admin gives it back")
     if is_end(ours) and known.bundled:
-        return Step("wait", why="the end of the ladder: a human's")
+        return Step("wait", why="the end of the ladder: an admin must act")
     if ours.fact == "sweep" and ours.state == "queued" and record.has_job:
         return Step("back", ours.rung, "a job came first")
     way = in_the_way(record)
@@ -99,8 +99,8 @@ def due(ours: Reason, record: NodeRecord, known: Known, settings: Settings) -> S
     if ours.state == "manual":
         proof = "L1" if ours.node else "L3"
         if (known.rebooted or known.mended) and _may(proof, ours, settings):
-            return Step("run", proof, "somebody has mended it: to be proven", done=_hands(ours, known))
-        return Step("wait", why=f"{ours.rung} is to be done by hand")
+            return Step("run", proof, "somebody has mended it: it must prove that", done=_hands(ours, known))
+        return Step("wait", why=f"{ours.rung} must be done by hand")
     if ours.state == "untested":
         if ours.attempt >= TRIES or known.age < settings.ladder.retry or not _may(ours.rung, ours, settings):
             return Step("wait", why="could not be tested")
@@ -127,9 +127,9 @@ def after(
     passed: str = "",
     failed: str = "",
 ) -> Step:
-    """What follows a rung. `passed`, `failed`: of the policy row that the hold is about, empty: the rung's own.
+    """What follows a rung. `passed`, `failed`: from the policy row of the hold's fault; if empty, the rung's own.
 
-    Fit is: the rung passed, and no fault is true.
+    The node is fit if the rung passed and no fault is true.
     """
     asked = ours.fact in reasons.ON_REQUEST
     if result.outcome == "untested":
@@ -146,37 +146,37 @@ def after(
         return Step("end", rung, result.message)
     higher = [one for one in (failed, *(each.failed for each in open_), *(each.rung for each in open_)) if one]
     wanted = max([one for one in higher if _rank(one) > _rank(rung)], key=_rank, default=own)
-    if wanted in BY_HAND and ours.done and _rank(wanted) <= _rank(ours.done):  # and it stands all the same
+    if wanted in BY_HAND and ours.done and _rank(wanted) <= _rank(ours.done):  # it did not help
         wanted = rungs.LADDER[ours.done].failed
     if wanted == "RMA" and ours.node:
-        return Step("manual", "repair")  # there is no GPU to be returned; mended, the node comes back
+        return Step("manual", "repair")  # there is no GPU to return; once it is mended, the node comes back
     if wanted == "repair" and wanted in higher and not rungs.enabled(settings, "repair"):
-        return Step("manual", wanted)  # the policy's own word for it: a cable, not a GPU to be returned
+        return Step("manual", wanted)  # the policy asks for a repair, of a cable: no GPU is to be returned
     return _queue(wanted, ours, settings)
 
 
 def entry(rung: str, returns: int) -> str:
-    """The rung at which a fault enters that came back `returns` times after it was given back in the window."""
+    """The first rung for a fault that came back `returns` times within the window after the node was given back."""
     if returns >= 2:
         return "RMA"
     return RUNGS[min(_rank(rung) + returns, len(RUNGS) - 1)]
 
 
 def is_end(ours: Reason) -> bool:
-    """Whether nothing more happens to this hold by itself."""
+    """Whether this hold is at the end of the ladder."""
     return ours.state == "fail" and (ours.rung == "RMA" or ours.next in ("", "RMA"))
 
 
 def asked_after(ours: Reason, rebooted: bool) -> str:
-    """The highest rung done by hand when somebody asks for a test of a node that waits for hands.
+    """The highest rung done by hand, when somebody asks for a test of a node that waits for an admin.
 
-    A boot is seen; that a reset or a repair was done, only a human can say: by asking.
+    The node sees a boot. Only an admin knows that a reset or a repair was done, and says so by asking.
     """
     return _hands(ours, Known(rebooted=rebooted, mended=ours.rung != "reboot"))
 
 
 def in_the_way(record: NodeRecord) -> str:
-    """Why no rung may be climbed on a node in this state; "" when it may."""
+    """Why no rung may run on a node in this state; "" if it may."""
     if record.has_job:
         return "a job is here"
     if record.base not in ("IDLE", "DOWN"):
@@ -187,9 +187,9 @@ def in_the_way(record: NodeRecord) -> str:
 
 
 def _hands(ours: Reason, known: Known) -> str:
-    """The highest rung that hands have done, as far as the node sees it: it has booted, or what stood is gone.
+    """The highest rung done by hand, as far as the node can see: it has booted, or the fault is gone.
 
-    What is gone without a boot was a reset at most, where a reboot was to be done; the second time it counts as that.
+    If a reboot was due and the fault is gone without a boot, it counts as a reset; the second time as the reboot.
     """
     mended = "reset" if ours.rung == "reboot" and not ours.done else ours.rung
     counts = known.mended and ours.rung in BY_HAND
@@ -202,12 +202,12 @@ def _run(rung: str, ours: Reason, settings: Settings) -> Step:
 
 
 def _may(rung: str, ours: Reason, settings: Settings) -> bool:
-    """Whether the configuration lets the node do it, or somebody asked for this test."""
+    """Whether the configuration lets the node do this rung, or somebody asked for this test."""
     return rungs.enabled(settings, rung) or (ours.fact in reasons.ON_REQUEST and rung.startswith("L"))
 
 
 def _queue(rung: str, ours: Reason, settings: Settings) -> Step:
-    """The rung that follows; the next one up where a rung can't help any more."""
+    """Queue `rung`, or the next one up if it can't help any more."""
     if rung == "reboot" and settings.reboot.enabled and ours.boots >= settings.reboot.most:
         rung = "repair"
     if rung == "repair" and not rungs.enabled(settings, "repair"):

@@ -1,6 +1,6 @@
-"""What came of a rung: looked at anew, and written into the journal, the node's result line and its reason; give-back.
+"""The end of a rung: look at all sources again, write the journal, the node's result line and its reason, give back.
 
-In this order: killed between two of them, the rung is run again, and nothing is given back unproven.
+In this order: if we are killed between two of them, the rung runs again, and no node is given back unproven.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     Answer = TypeVar("Answer")
 
 PATIENCE = 21600.0
-"""Seconds that a result waits for a controller that is down; then the rung is run again."""
+"""Seconds that a result waits for a controller that is down; after that the rung runs again."""
 
 
 def conclude(given: Climb, result: Result, number: int, since: float) -> bool:
-    """Write down what came of the rung and do what follows; whether another rung may be climbed at once.
+    """Write down the rung's result and do what follows. Returns whether another rung may run at once.
 
-    `number`: its row in the journal; `since`: when the hold began. Raises HoldLost.
+    `number`: the rung's row in the journal; `since`: when the hold began. Raises HoldLost.
     """
     settings, journal = given.settings, given.journal
     record = ask(lambda: control.show_node(settings.slurm, given.node))
@@ -61,7 +61,7 @@ def conclude(given: Climb, result: Result, number: int, since: float) -> bool:
     may = step.do == "back" and (settings.ladder.give_back or ours.fact in reasons.ON_REQUEST)
     if may:
         became = ask(lambda: give_back(settings, journal, given.node, given.ours, since, given.since))
-        if became == "found":  # by a check, since the look: it has had its decision, and would be forgotten
+        if became == "found":  # by a check since our look. It is decided already: if we ignored it, nobody would act
             return conclude(given, result, number, since)
         if became == "back":
             return False
@@ -77,9 +77,9 @@ def _reason_after(journal: Journal, given: Climb, ours: Reason, step: Step) -> R
         return replace(ours, state="fail")
     if step.do == "untested":
         return replace(ours, rung=given.rung, state="untested")
-    if step.rung == "RMA":  # the failing test stays in sight; what a human needs at the rack is added
+    if step.rung == "RMA":  # keeps the failing test, and adds what an admin needs at the rack
         return replace(located(journal, ours), rung=given.rung, state="fail", next="RMA")
-    if step.do == "manual":  # after a boot without it, and without the journal, nothing else would tell which it was
+    if step.do == "manual":  # if the GPU is lost after a boot, and the journal too, only the reason tells which it was
         return replace(located(journal, ours), rung=step.rung, state="manual", attempt=1)
     return replace(ours, rung=step.rung, state="queued", attempt=1)
 
@@ -94,9 +94,9 @@ def located(journal: Journal, ours: Reason) -> Reason:
 def give_back(
     settings: Settings, journal: Journal, node: str, ours: Reason, since: float, began: float
 ) -> Literal["back", "down", "found"]:
-    """End our hold, and the DOWN that our own reboot made. Raises HoldLost.
+    """End our hold, and the DOWN that our own reboot caused. Raises HoldLost.
 
-    `down`: it did not make this one. `found`: a fault is true now, or was since the rung `began`.
+    `down`: our reboot did not cause this DOWN. `found`: a fault is true now, or was seen since the rung `began`.
     """
     turn = held.turn(settings)
     try:
@@ -108,7 +108,8 @@ def give_back(
             return "down"
         if state.faults(journal, began):
             return "found"
-        # First: our own give-back must not be read as an admin's ack. Killed here, the next check finds the hold again.
+        # First the journal: otherwise the next check would take this for an admin's resume. If we are killed here, the
+        # next check finds the hold again.
         journal.put("hold", None)
         after = hold.end(settings.slurm, record, down=True) if down else hold.give_back(settings.slurm, node).after
         if after.owner == "admin" and after.reason != remark.read_said(record.comment).was:
@@ -125,13 +126,13 @@ def give_back(
 
 
 def _rebooted_it(journal: Journal, record: NodeRecord, since: float) -> bool:
-    """Whether a DOWN is of our own reboot; one of a silent slurmd, or of a boot that nobody ordered, is an admin's."""
+    """Whether our reboot caused this DOWN. A silent slurmd, or a boot that nobody ordered, is for an admin."""
     ordered = journal.one("SELECT 1 FROM step WHERE rung = 'reboot' AND time >= ? LIMIT 1", since)
     return ordered is not None or bool(record.ours and record.ours.tail)
 
 
 def reword(settings: Settings, journal: Journal, record: NodeRecord, ours: Reason) -> None:
-    """Replace the reason, if it is still the one that we read. Raises HoldLost."""
+    """Replace the reason, if it is still the same as in `record`. Raises HoldLost."""
 
     def write() -> str:
         turn = held.turn(settings)
@@ -153,18 +154,19 @@ def reword(settings: Settings, journal: Journal, record: NodeRecord, ours: Reaso
 
 
 def is_still(record: NodeRecord, running: Reason) -> bool:
-    """Whether the hold is ours with this reason, whatever Slurm has appended."""
+    """Whether the node still has this reason of ours, whatever Slurm has appended to it."""
     return record.ours is not None and replace(record.ours, tail=()) == replace(running, tail=())
 
 
 def look(settings: Settings, journal: Journal) -> str:
-    """Every source anew: a node is given back on what is true now. Which could not be read, of those that may act."""
+    """Read every source again: only what is true now decides about a give-back. Returns an unreadable source that may
+    drain, or ""."""
     watch.kernel(settings, journal, time.time())
     unread = ""
     for name, (sources, _, _) in watch.SOURCES.items():
         acts = any(row.severity == "fault" and row.finding.partition(":")[0] in sources for row in settings.policy)
         matters = acts and getattr(settings.sources, name, "enforce") == "enforce"
-        for pause in (5.0, 20.0, 0.0):  # a check, or DCGM that just ends, may have had it
+        for pause in (5.0, 20.0, 0.0):  # a check, or DCGM that is just ending, may have blocked it
             watch.source(settings, journal, name, time.time(), settings.check.timeout / 2)
             note = journal.get("sources", {}).get(name, {})
             if not matters or note["whole"]:
@@ -176,7 +178,7 @@ def look(settings: Settings, journal: Journal) -> str:
 
 
 def ask(question: Callable[[], Answer]) -> Answer:
-    """The answer to a question to slurmctld, however long it is down."""
+    """The answer to a question to slurmctld. Waits while slurmctld is down, for PATIENCE at most."""
     end_ = time.monotonic() + PATIENCE
     while True:
         try:
@@ -188,7 +190,7 @@ def ask(question: Callable[[], Answer]) -> Answer:
 
 
 def began(journal: Journal, step: Step, since: float) -> float:
-    """When the rung began: one that was cut short with its first attempt, for what it saw no other will."""
+    """When the rung began. If it was cut short: when its first attempt began, because the faults since then count."""
     if step.attempt == 1:
         return time.time()
     cut = "('running', 'cut short')"
@@ -202,7 +204,7 @@ def began(journal: Journal, step: Step, since: float) -> float:
 
 
 def begin(journal: Journal, ours: Reason, step: Step, now: float) -> int:
-    """The row of a rung that begins; a reboot goes on in the row that it began in."""
+    """Insert the row of a rung that begins. After a reboot the rung keeps its row."""
     last = journal.one("SELECT id, rung FROM step WHERE outcome = 'running' ORDER BY id DESC LIMIT 1")
     if last and last[1] == step.rung == "reboot":
         return int(last[0])
@@ -219,7 +221,7 @@ def begin(journal: Journal, ours: Reason, step: Step, now: float) -> int:
 
 
 def end(journal: Journal, number: int, result: Result, follows: str) -> None:
-    """What came of a rung into its row."""
+    """Write a rung's result into its row."""
     gpu = result.gpu or Gpu()
     journal.write(
         "UPDATE step SET seconds = ? - time, outcome = ?, follows = ?, test = ?, code = ?, message = ?, bundle = ?,"
@@ -238,15 +240,15 @@ def end(journal: Journal, number: int, result: Result, follows: str) -> None:
 
 
 def _not_fit(journal: Journal, given: Climb, result: Result) -> Result:
-    """A pass beside a fault that is true is none."""
+    """A passed rung while a fault is true does not count as passed."""
     found = state.faults(journal, given.since)
     if not found:
         return Result("fail", f"{result.message}; slurmd reports fewer GPUs than configured", test="gres")
-    return Result("fail", f"{result.message}; and yet: {found[0].message}", found[0].gpu, found[0].key)
+    return Result("fail", f"{result.message}; but this fault stands: {found[0].message}", found[0].gpu, found[0].key)
 
 
 def _named(ours: Reason, result: Result) -> Reason:
-    """The reason with what the rung found out: of a request the fact, of a node's fault the GPU."""
+    """The reason with what the rung found: for a request the fact, for a fault of the whole node the GPU."""
     if result.outcome != "fail":
         return ours
     fact = ours.fact
@@ -258,7 +260,7 @@ def _named(ours: Reason, result: Result) -> Reason:
 
 
 def _write_result(given: Climb, record: NodeRecord, ours: Reason, result: Result, follows: str) -> None:
-    """The node's Extra: what outlives the hold, and a node without a disk of its own."""
+    """Write the result into the node's Extra. It survives the hold, and a node without a disk has nothing else."""
     settings, now = given.settings, time.time()
     backs, boots = state.history(given.journal, ours, now - settings.ladder.window)
     last: Any = remark.read_result(record.extra)
@@ -279,7 +281,7 @@ def _write_result(given: Climb, record: NodeRecord, ours: Reason, result: Result
         boots=max(boots, ours.boots),
         bundle=os.path.basename(result.bundle),
     )
-    if given.rung == "RMA" and last and last.next == "RMA":  # the failing test stays in sight
+    if given.rung == "RMA" and last and last.next == "RMA":  # keep the failing test
         line = replace(last, bundle=line.bundle)
     extra = remark.write_result(record.extra, line)
     try:

@@ -1,14 +1,14 @@
-"""From faults that wait for a decision to the node's state in Slurm: the one place that decides to change it.
+"""From the faults that wait for a decision to the node's state in Slurm. Only this file decides to change it.
 
-no fault waits ──▶ nothing                       a fault in shadow ──▶ would-drain (recorded, said once)
+no fault waits ──▶ nothing                       a fault in shadow ──▶ would-drain (recorded and reported once)
 a fault waits ──▶ the node's record in Slurm
-                    its Comment acks it       ──▶ acked         (until the time that stands there)
+                    its Comment acks it       ──▶ acked         (until the time in the Comment)
                     in service, room left     ──▶ claimed ─2 s─▶ drained, or undone: over-budget  (ladder/claim.py)
                     in service, no room       ──▶ over-budget   (asked again each `slurm.request_poll`)
                     drained by us             ──▶ held          (reworded when the rung is higher)
-                    our hold is gone          ──▶ acked         (an admin resumed it: what stood then is left alone)
-                      slurmctld may have lost it: it asks again, once
-                    an admin's, or Slurm's    ──▶ admin, left   (events are done with; what still stands asks again)
+                    our hold is gone          ──▶ acked         (an admin resumed the node: its faults are left alone)
+                      if slurmctld may have lost it: asked again, once
+                    an admin's, or Slurm's    ──▶ admin, left   (events are settled; a standing fault asks again)
                     controller silent         ──▶ undecided     (the next check asks again; a claim stays claimed)
 """
 
@@ -59,15 +59,15 @@ class Outcome:
     detail: str = ""
     """For people."""
     held: dict[str, Any] | None = None
-    """Our hold after it, where it is not written down yet."""
+    """Our hold after it, if it is not in the journal yet."""
     noted: bool = False
     """The decision is in the journal already."""
     again: bool = False
-    """The node is another than it was found, and nothing is decided: look at it once more."""
+    """The node has changed and nothing is decided: look at it once more."""
 
 
 def act(settings: Settings, journal: Journal, program: str, node: str, now: float, job: int | None = None) -> str:
-    """Do what the waiting faults call for; the outcome as in the picture above. Never raises for Slurm's sake."""
+    """Act on the waiting faults; returns the outcome as in the picture above. Never raises because of Slurm."""
     _tell_shadow(journal, program, now, job)
     if judge.worst(record.waiting(journal).values()) is None:
         return "nothing"
@@ -79,7 +79,7 @@ def act(settings: Settings, journal: Journal, program: str, node: str, now: floa
         return "undecided"
     run = Run(settings, journal, program, node, now, job)
     try:
-        for _ in range(4):
+        for _ in range(4):  # some faults were acked, or a claim was settled: look at what is left
             outcome = _decide(run)
             if not outcome.again:
                 break
@@ -89,7 +89,7 @@ def act(settings: Settings, journal: Journal, program: str, node: str, now: floa
 
 
 def _spread(node: str) -> None:
-    """A check has time: of many nodes with one fault the later ones then find the budget spent, and write nothing."""
+    """Wait a little: a check has time. If many nodes see a fault, the later nodes find the budget full."""
     import zlib
 
     from slurm_gpuhealth.ladder import budget
@@ -98,7 +98,7 @@ def _spread(node: str) -> None:
 
 
 def _decide(run: Run) -> Outcome:
-    """Ask Slurm, act, and write down at once what became of it."""
+    """Ask Slurm, act, and write the outcome into the journal at once."""
     faults, before = record.waiting(run.journal), None
     worst = judge.worst(faults.values())
     if worst is None:
@@ -160,27 +160,27 @@ def _conclude(run: Run, faults: Faults, worst: Judged, outcome: Outcome, was: st
 
 
 def _became(change: hold.Change, wanted: Reason, now: float) -> Outcome:
-    """What a change that is no claim has become."""
+    """The outcome of a change that is not a claim."""
     if change.plan.action == "leave":
-        passing = change.after.base == "UNKNOWN" or change.after != change.before  # soon, it is something else
+        passing = change.after.base == "UNKNOWN" or change.after != change.before  # will be something else soon
         word = "admin" if change.after.owner == "admin" else "undecided" if passing else "left"
         return Outcome(word, change.plan.why)
-    if change.after.ours and change.after.ours.state == "claim":  # it may be undone yet: no answer to a fault
-        return Outcome("undecided", f"somebody is just taking it: {change.after.reason!r}")
+    if change.after.ours and change.after.ours.state == "claim":  # it may still be undone: it settles no fault
+        return Outcome("undecided", f"somebody is draining it just now: {change.after.reason!r}")
     held = {"reason": change.after.reason, "since": change.after.reason_time or now, "seen": now}
     if change.done:
         return Outcome("held", change.plan.why, held)
-    # Slurm took it, and somebody changed it since: `follow_hold` finds out what it means.
+    # Slurm accepted it, and somebody changed it since: `follow_hold` finds out what that means.
     held = {"reason": reason.write(wanted), "since": now}
     return Outcome("held", f"changed at once by somebody: {change.after.reason!r}", held)
 
 
 def _settle(run: Run, before: NodeRecord) -> Outcome:
-    """A claim that nobody has settled: a program of ours was killed over it, or somebody asks for a test just now."""
+    """Settle a claim: our program was killed before it did, or somebody is asking for a test just now."""
     from slurm_gpuhealth.ladder import claim
 
     if claim.is_elsewhere(before, time.time()):
-        return Outcome("undecided", f"somebody is just taking it: {before.reason!r}")
+        return Outcome("undecided", f"somebody is draining it just now: {before.reason!r}")
     outcome, why = claim.finish(run.settings, run.journal, before.name)
     if outcome in ("drained", "gone"):
         return Outcome("settled", again=True)
@@ -188,7 +188,7 @@ def _settle(run: Run, before: NodeRecord) -> Outcome:
 
 
 def _claim(run: Run, before: NodeRecord, faults: Faults, wanted: Reason) -> Outcome:
-    """Drain the node if the budget has room, also 2 s later. Raises control.SlurmError where nothing was written."""
+    """Drain the node if the budget has room, now and 2 s later. Raises control.SlurmError if nothing was written."""
     from slurm_gpuhealth.ladder import claim
 
     seizure = _Seizure(run, before, faults, wanted)
@@ -212,7 +212,7 @@ def _claim(run: Run, before: NodeRecord, faults: Faults, wanted: Reason) -> Outc
 
 
 class _Seizure:
-    """A claim that is to be written, or was: `change` says what became of it."""
+    """Writes a claim. `change` is its result, None before the write."""
 
     def __init__(self, run: Run, before: NodeRecord, faults: Faults, wanted: Reason) -> None:
         self.run, self.before, self.faults, self.wanted = run, before, faults, wanted
@@ -233,7 +233,7 @@ class _Seizure:
         return change.done and change.plan.action != "ours" and in_time
 
     def _note(self, claimed: Reason, stands: bool) -> None:
-        """The faults have their decision, which ladder/claim.py confirms or takes back."""
+        """Note the decision on the faults; ladder/claim.py confirms it or takes it back."""
         run, words = self.run, decisions.of_reason(self.wanted)
         number = decisions.note(
             run.journal, run.now, run.program, "claimed", words, "", self.before.reason, self.wanted.job
@@ -244,7 +244,7 @@ class _Seizure:
 
 
 def _tell_shadow(journal: Journal, program: str, now: float, job: int | None) -> None:
-    """Faults that may not act yet: what would have been done, once."""
+    """Record and report, once, faults in shadow mode that would have drained the node."""
     faults = record.waiting(journal, "shadow")
     worst = judge.worst(faults.values())
     if worst:

@@ -1,4 +1,4 @@
-"""Where a fault enters the ladder: the reason that it calls for on this node, with this node's past."""
+"""Where a fault enters the ladder: the reason for it on this node, considering the node's past."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 def reason(
     settings: Settings, journal: Journal, record: NodeRecord, worst: Judged, now: float, job: int | None
 ) -> Reason:
-    """The reason for `worst`: `queued` at its rung, or `L1 fail next=RUNG` where DCGM found it."""
+    """The reason for `worst`: `queued` at its rung, or `L1 fail next=RUNG` if DCGM found it."""
     finding, gpu = worst.finding, worst.finding.gpu or Gpu()
     level = finding.details.get("level") if finding.source == "dcgm" else None
     fact = reasons.fact(finding.source, finding.code)
     backs, boots = _past(journal, record, fact, gpu.index, now - settings.ladder.window)
-    rung = worst.rung or "repair"  # no test mends what has no rung: hands
-    if finding.about_gpus:  # else its coming back says nothing of a GPU, and none is to be returned
+    rung = worst.rung or "repair"  # a fault without a rung is for an admin
+    if finding.about_gpus:  # a fault of the node that comes back says nothing about a GPU: no RMA
         rung = climb.entry(rung, backs)
     return Reason(
         fact=fact,
@@ -43,15 +43,15 @@ def reason(
 
 
 def is_higher(one: Reason, than: Reason) -> bool:
-    """Whether a fault's reason is to replace that of a hold. Not while a rung runs: its end looks at all faults."""
+    """Whether a new fault's reason should replace a hold's. Not while a rung runs: its end looks at all faults."""
     higher = RUNGS.index(one.next or one.rung) > RUNGS.index(than.next or than.rung)
     return than.state != "running" and (higher or than.state == "pass")
 
 
 def _past(journal: Journal, record: NodeRecord, fact: str, gpu: int | None, since: float) -> tuple[int, int]:
-    """How often the node came back fit from this fact on this GPU, and how often the ladder rebooted it.
+    """How often the node was given back as fit after this fact on this GPU, and how often the ladder rebooted it.
 
-    A node without a disk knows it from its record alone.
+    A node without a disk knows this only from its record in Slurm.
     """
     backs, boots = state.history(journal, Reason(fact, gpu, "L3", "queued"), since)
     last = remark.read_result(record.extra)

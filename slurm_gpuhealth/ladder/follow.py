@@ -1,4 +1,4 @@
-"""Following nodes up the ladder through their records in Slurm, from any host: where each stands, and how it ended."""
+"""Follows nodes up the ladder from any host, by their records in Slurm: where each stands, and how it ended."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     Job = tuple[str, str, float]
 
     class Screen(Protocol):
-        """Whom it is told."""
+        """Where the progress is shown."""
 
         def say(self, node: str, text: str) -> None:
-            """Something happened: said once."""
+            """Show an event, once."""
 
         def now(self, text: str) -> None:
-            """How it stands this moment."""
+            """Show the state at this moment."""
 
 
 USUAL = {"L1": 15.0, "L2": 120.0, "L3": 900.0, "L4": 4800.0, "reset": 120.0, "reboot": 600.0}
 """Seconds, on eight GPUs of a recent kind (NVIDIA's documentation of the run levels)."""
 FEW = 4
-"""So many nodes are read one by one, with the jobs that they wait for."""
+"""Up to so many nodes are read one by one, with the jobs that they wait for."""
 POLL = 2.1
 EXITS = {"fit": 0, "not fit": 1, "not testable": 2, "not run": 3, "asked": 0}
 
@@ -51,7 +51,7 @@ class End:
     gpu: int | None = None
     test: str = ""
     code: str = ""
-    """DCGM's number of the error."""
+    """DCGM's error number."""
     next: str = ""
     """What follows: `back`, a rung, or nothing."""
     reason: str = ""
@@ -65,7 +65,7 @@ class End:
 
 @frozen
 class Progress:
-    """Where a node stands. `what` stays the same until something happens; `time` goes on."""
+    """Where a node stands. `what` changes when something happens; `time` goes on."""
 
     what: str
     time: str = ""
@@ -79,9 +79,9 @@ def until_end(
     journal: Journal | None = None,
     no_wait: bool = False,
 ) -> None:
-    """Follow each node of `before`, records from before a request of just now, until `ends` has its end.
+    """Follow each node of `before`, the records from before the request, until `ends` has its end.
 
-    `journal`: of this node itself, where what is due is done at once.
+    `journal`: this node's own (--here): then each due step is done at once.
     """
     asked_at = time.time()
     last: dict[str, NodeRecord] = {}
@@ -99,7 +99,7 @@ def until_end(
                 else:
                     _tell(settings, journal, record, old, screen, few)
         except control.SlurmError as error:
-            screen.say(waiting[0], f"no answer from Slurm, the ladder goes on without it: {error}")
+            screen.say(waiting[0], f"no answer from Slurm; the ladder on the node goes on: {error}")
         if len(before) > FEW:
             states = [one.ours.state for name, one in last.items() if one.ours and name not in ends]
             counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
@@ -107,7 +107,7 @@ def until_end(
 
 
 def _look(settings: Settings, names: Sequence[str], last: Mapping[str, NodeRecord]) -> list[NodeRecord]:
-    """The records of `names`; of many only those that are new, claims, or have another reason than before."""
+    """The records of `names`. If there are many: only new ones, claims, and those with a changed reason."""
     if len(names) > FEW:
         now = {one.node: one.ours for one in control.holds(settings.slurm, ",".join(names))[0]}
         same = {name for name, one in last.items() if one.ours and one.ours == now.get(name) and not _is_claim(one)}
@@ -116,14 +116,14 @@ def _look(settings: Settings, names: Sequence[str], last: Mapping[str, NodeRecor
 
 
 def _tend(settings: Settings, journal: Journal | None, record: NodeRecord) -> End | None:
-    """A claim is confirmed, or undone: its end; and on the node, what its check would do is done at once."""
+    """Settle a claim; returns its end if it was undone. On the node itself: do at once what its check would do."""
     if record.ours is None:
         return None
     if _is_claim(record) and (record.ours.by or not journal):
         from slurm_gpuhealth.ladder import claim
 
         outcome, why = claim.finish(settings, None, record.name, wait=0)
-        return End(record.name, "not run", f"as it was: {outcome}: {why}") if why else None
+        return End(record.name, "not run", f"given back: {outcome}: {why}") if why else None
     if journal:
         from slurm_gpuhealth.ladder import worker
         from slurm_gpuhealth.node import held
@@ -135,7 +135,7 @@ def _tend(settings: Settings, journal: Journal | None, record: NodeRecord) -> En
 
 def _end(record: NodeRecord, was: NodeRecord, asked_at: float, no_wait: bool) -> End | None:
     if no_wait and record.ours and not _is_claim(record):
-        look = f"what becomes of it: gpuhealth ladder {record.name}"
+        look = f"to see how it goes: gpuhealth ladder {record.name}"
         return End(record.name, "asked", look, reason=record.reason)
     return end(record, was, asked_at)
 
@@ -143,7 +143,7 @@ def _end(record: NodeRecord, was: NodeRecord, asked_at: float, no_wait: bool) ->
 def _tell(
     settings: Settings, journal: Journal | None, record: NodeRecord, old: NodeRecord, screen: Screen, few: bool
 ) -> None:
-    """What happened, and where it stands."""
+    """Show what happened, and where the node stands."""
     result = remark.read_result(record.extra)
     if result and result != remark.read_result(old.extra):
         screen.say(record.name, f"{result_words(result)}; {result.next or 'nothing'} follows")
@@ -164,16 +164,16 @@ def _is_claim(record: NodeRecord) -> bool:
 def progress(
     record: NodeRecord, ours: Reason, jobs: Sequence[Job], settings: Settings, now: float, known: float = 0.0
 ) -> Progress:
-    """Of a node that we hold. `known`: seconds that the rung took before; 0 when unknown."""
+    """Where a held node stands. `known`: seconds that the rung took before; 0 if unknown."""
     age = max(0.0, now - record.reason_time) if record.reason_time else 0.0
     resting = ours.state in ("pass", "manual", "untested") or climb.is_end(ours)
     if ours.state == "claim":
-        return Progress("asks for a place in the budget")
+        return Progress("waits for the budget's decision")
     if ours.state == "running":
         again = " again" if ours.attempt > 1 else ""
         most = limit(settings, record, ours.rung)
         takes = min(known or USUAL.get(ours.rung, 0.0), most)
-        means = f" of usually {span(takes)}" if takes else ""
+        means = f", usually {span(takes)}" if takes else ""
         return Progress(f"{ours.rung} is running{again}", f"{span(age)}{means}, at most {span(most)}")
     if resting:
         return Progress(climb.due(ours, record, climb.Known(), settings).why)
@@ -226,13 +226,13 @@ def result_words(last: remark.Result) -> str:
 
 
 def limit(settings: Settings, record: NodeRecord, rung: str) -> float:
-    """The longest that a rung may take, by the GPU model in Gres (`gpu:h100:8`), the only one seen from afar."""
+    """The longest time that a rung may take, by the GPU model in Gres (`gpu:h100:8`): other hosts see no other name."""
     model = re.search(r"(?:^|,)gpu:([^:,()]+):", record.gres)
     return rungs.seconds(settings, rung, model[1].upper() if model else "")
 
 
 def usual(journal: Journal, rung: str) -> float:
-    """Seconds that this rung has taken on this node, the median; 0 without a past."""
+    """The median of the seconds that this rung has taken on this node; 0 if it never ran."""
     rows = journal.rows(
         "SELECT seconds FROM step WHERE rung = ? AND outcome IN ('pass', 'fail') ORDER BY seconds", rung
     )
@@ -253,16 +253,16 @@ def _ended(
 ) -> tuple[Literal["fit", "not fit", "not testable", "not run"], str]:
     """Outcome, and the words for it."""
     if not ours and not last:
-        return "not run", f"given back by somebody before there was a result: {_whose(record)}"
+        return "not run", f"somebody gave it back before there was a result: {_whose(record)}"
     result = result_words(last) if last else ""
     if ours and ours.state == "pass":
         return "fit", f"{result or ours.rung + ' pass'}; drained until you give it back: gpuhealth resume {record.name}"
     if ours and ours.state == "untested":
         return "not testable", f"{result or ours.rung + ' untested'}; it stays drained"
     if ours and (last is None or last.outcome != "fail") and ours.state == "manual":
-        return "not run", f"cancelled, or off in the configuration: {ours.rung} is to be done by hand"
+        return "not run", f"cancelled, or off in the configuration: {ours.rung} must be done by hand"
     if ours:
-        rest = f"{ours.rung} is to be done by hand" if ours.state == "manual" else "a human's, RMA"
+        rest = f"{ours.rung} must be done by hand" if ours.state == "manual" else "an admin must act, RMA"
         return "not fit", f"{result or ours.rung + ' fail'}; it stays drained: {rest}"
     assert last  # noqa: S101 - for the type checker
     words: dict[str, Literal["fit", "not fit", "not testable"]] = {"pass": "fit", "fail": "not fit"}

@@ -1,4 +1,4 @@
-"""Rung reboot: asked of Slurm, waited for, and after it level 2 on a node that is still out of service.
+"""Rung reboot: ask Slurm for it, wait for it, then run level 2 on the node, which is still out of service.
 
 Measured on 22.05.8, on a node that we had drained, `scontrol reboot ASAP nextstate=DOWN`:
 
@@ -8,11 +8,11 @@ Measured on 22.05.8, on a node that we had drained, `scontrol reboot ASAP nextst
                                                     │ ResumeTimeout is over first
                                                     └─▶ DOWN                   OURS : reboot issued : reboot timed out
 
-In the end the drain is gone: the DOWN alone holds the node, and Slurm's words are what makes it ours. A new reason
-has to come with State=DRAIN, and RESUME ends both. With ReturnToService=2 the next registration would put the node
-into service untested. A RebootProgram that is missing or fails is told from a slow boot by nothing but ResumeTimeout.
-What an admin writes meanwhile stays, with ` : reboot complete` behind it; after his RESUME Slurm sets the node DOWN for
-"Node unexpectedly rebooted".
+In the end the drain is gone. Only the DOWN keeps the node out, and Slurm's words in the reason show that it is ours. A
+new reason must come with State=DRAIN, and RESUME ends both. With ReturnToService=2 the next registration would put the
+node into service untested. If RebootProgram is missing or fails, only ResumeTimeout shows it. A reason that an admin
+writes meanwhile stays, with ` : reboot complete` after it. If the admin resumes the node meanwhile, Slurm sets it DOWN
+for "Node unexpectedly rebooted".
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.slurm.reason import Reason
 
 NOTE = "reason-boot"
-"""In the journal: the boot's id in which a reason was first seen, and that reason."""
+"""In the journal: a reason, and the id of the boot in which it was first seen."""
 UNDERWAY = {"REBOOT_REQUESTED", "REBOOT_ISSUED"}
 POLL = 5.0
 REQUESTED = 300.0
-"""Seconds that slurmctld may take to send the order to an idle node: it took 1 s."""
+"""Seconds that slurmctld may take to send the order to an idle node. Measured: 1 s."""
 MARGIN = 60.0
-"""Seconds beyond ResumeTimeout: slurmctld looked every 30 s or so."""
+"""Seconds after ResumeTimeout. Measured: slurmctld looks about every 30 s."""
 
 
 def rebooted(settings: Settings, journal: Journal, record: NodeRecord) -> bool:
-    """Whether the node has booted since its reason was written. To be asked when it has been: that boot is noted."""
+    """Whether the node has booted since its reason was written. Call it once then: it notes the boot's id."""
     ours = record.ours
     if ours is None or UNDERWAY & record.flags:
         return False
@@ -61,9 +61,9 @@ def rebooted(settings: Settings, journal: Journal, record: NodeRecord) -> bool:
 
 
 def slurm_says(record: NodeRecord, ours: Reason) -> bool:
-    """The same from the record alone, where the journal did not live through it. BootTime is by slurmctld's clock.
+    """The same from the record alone, in case the journal did not survive the boot. BootTime is by slurmctld's clock.
 
-    When a drained node is rebooted by hand, slurmctld may set it DOWN (`DOWN+DRAIN`), and the reason's time anew.
+    When somebody reboots a drained node by hand, slurmctld may set it DOWN (`DOWN+DRAIN`) and renew the reason's time.
     """
     if ours.state == "manual" and not ours.boots and ours.done in ("", "reset") and ours.since:
         return record.boot_time >= budget.began(ours, record.reason_time) + 60  # `since` has no seconds
@@ -71,7 +71,7 @@ def slurm_says(record: NodeRecord, ours: Reason) -> bool:
 
 
 def run(climb: Climb) -> Result:
-    """Before the reboot: ask for it and wait for our end. After it: level 2."""
+    """Before the reboot: ask for it, and wait until it ends this program. After it: level 2."""
     try:
         record = control.show_node(climb.settings.slurm, climb.node)
         if rebooted(climb.settings, climb.journal, record):
@@ -88,7 +88,7 @@ def run(climb: Climb) -> Result:
         _put_back(climb)
         return Result("untested", trouble)
     except (control.SlurmError, ValueError) as error:
-        return Result("untested", f"the reboot could not be asked for: {error}")
+        return Result("untested", f"Slurm could not be asked for the reboot: {error}")
 
 
 def _test(climb: Climb) -> Result:
@@ -111,7 +111,7 @@ def _refusal(climb: Climb, record: NodeRecord, config: Mapping[str, tuple[str, .
         return Result("untested", "slurm.conf has no RebootProgram: set it, to /sbin/reboot for example")
     if config.get("ReturnToService", ("",))[0] == "2":
         return Result(
-            "untested", "ReturnToService=2 would put the node into service untested: set it to 1, or reboot it"
+            "untested", "ReturnToService=2 would put the node into service untested: set it to 1, or reboot by hand"
         )
     return None
 
@@ -142,7 +142,7 @@ def _order(climb: Climb) -> None:
         try:
             control.reboot(settings.slurm, climb.node, wanted)
         except control.ControllerDown:
-            if control.show_node(settings.slurm, climb.node).ours != wanted:  # it may have heard us
+            if control.show_node(settings.slurm, climb.node).ours != wanted:  # it may have received the order
                 raise
     finally:
         if turn is not None:
@@ -150,7 +150,7 @@ def _order(climb: Climb) -> None:
 
 
 def _wait(climb: Climb, patience: float) -> str:
-    """Wait for the reboot to end us; why it did not come, or "" when the node has booted and we live all the same."""
+    """Wait for the reboot to end this program. Returns why it did not come; "" if the node booted and we still run."""
     settings, began = climb.settings, time.monotonic()
     while True:
         time.sleep(POLL)
@@ -176,7 +176,7 @@ def _wait(climb: Climb, patience: float) -> str:
 
 
 def _put_back(climb: Climb) -> None:
-    """The reason as it was before a reboot that did not come, with the drain that Slurm has taken away."""
+    """After a reboot that did not come: put back our reason, and the drain that Slurm has removed."""
     record = control.show_node(climb.settings.slurm, climb.node)
     if record.ours is None:
         raise HoldLost(f"the hold is no longer ours: {record.reason!r}")

@@ -1,4 +1,4 @@
-"""Rung repair: the site's own program, for what tests, reset and reboot did not mend; then level 3."""
+"""Rung repair: the site's own program, if tests, reset and reboot did not help; then level 3."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.ladder.rungs import Climb
 
 VALUE = 1000
-"""Characters of a value in its environment."""
+"""The most characters of a value in its environment."""
 
 
 def run(climb: Climb) -> Result:
-    """Run `repair.command`, without arguments. Exit 0: it is done, to be proven by level 3; anything else: it is not.
+    """Run `repair.command` without arguments. Exit 0: it is done, and level 3 must prove that. Other exits: it failed.
 
     Its environment has PATH and GPUHEALTH_NODE, _FACT, _GPU (NVML's index, empty: the node), _PCI, _UUID, _SERIAL, _JOB
-    and _MESSAGE. Raises HoldLost: the program is ended.
+    and _MESSAGE. Raises HoldLost, which ends the program.
     """
     argv, timeout = climb.settings.repair.command, climb.settings.repair.timeout
     if not argv:
@@ -42,7 +42,7 @@ def run(climb: Climb) -> Result:
 
 
 def _environment(climb: Climb) -> dict[str, str]:
-    """What it is for. Parts of it come from devices and users: one printable line each."""
+    """What the program must know. Devices and users wrote parts of it, so each value is one printable line."""
     from slurm_gpuhealth.findings import Gpu
     from slurm_gpuhealth.ladder import state
 
@@ -67,7 +67,7 @@ def _clean(text: str) -> str:
 
 
 def _first_line(done: child.Completed) -> str:
-    """The first line that it wrote, to standard output or else to standard error."""
+    """The first line of its standard output, or else of its standard error."""
     for stream in (done.stdout, done.stderr):
         for line in stream.decode("utf-8", "replace").splitlines():
             if line.strip():

@@ -1,12 +1,12 @@
-"""Rung reset: what holds the driver is stopped, `nvidia-smi --gpu-reset`, what was stopped is started; then level 1.
+"""Rung reset: stop the services that use the driver, `nvidia-smi --gpu-reset`, start them again; then level 1.
 
     active services ──▶ journal "stopped" ──▶ stop ──▶ reset ──▶ start ──▶ journal cleared ──▶ level 1
-                              └── killed anywhere: `mend`, by the next check ──┘
+                              └── if killed: `mend`, by the next check ────────┘
 
-nvidia-smi(1): each GPU by itself from Ampere on, as long as Fabric Manager runs on an NVSwitch system; before that
-(Pascal, Volta: `reset.together`) its NVLink peers in the same command, which names them otherwise. So Fabric Manager is
-not among the services. nvidia-persistenced and DCGM are: "In use by another client" (NVIDIA/gpu-operator#118), and so
-is persistence mode set without the daemon (NVIDIA/NVSentinel#1690). A reset takes MIG's slices away: not done there.
+nvidia-smi(1): from Ampere on a GPU can be reset alone; on an NVSwitch system Fabric Manager must run, so it is not one
+of the services. Older GPUs (Pascal, Volta: `reset.together`) need their NVLink peers in the same command. While
+nvidia-persistenced or DCGM run, a reset fails: "In use by another client" (NVIDIA/gpu-operator#118); so it does with
+persistence mode set without the daemon (NVIDIA/NVSentinel#1690). A reset removes MIG's slices, so it is not done there.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.node.journal import Journal
 
 STOPPED = "stopped"
-"""In the journal: what is to be put back. Units, and PCI addresses of GPUs whose persistence mode was on."""
+"""In the journal: what must be put back: units, and PCI addresses of GPUs that had persistence mode on."""
 ACTIVE = ("active", "activating", "reloading")
 UNIT_SECONDS = 30.0
 BUSY = "in use by another client"
 PEERS = ("nvlink", "peer", "additional gpu")
-"""In nvidia-smi's refusal when more GPUs have to be named; its wording differs between drivers."""
+"""Words of nvidia-smi when more GPUs must be named; its wording differs between drivers."""
 AWAKE = 30.0
 """Seconds for DCGM's host engine to answer after its start."""
 
@@ -45,7 +45,7 @@ def run(climb: Climb) -> Result:
     gpus = _which(climb)
     slices = [gpu["index"] for gpu in _readings(journal) if gpu.get("mig")]
     if slices:
-        return Result("untested", f"MIG is on (GPU {', '.join(map(str, slices))}): a reset would take its slices away")
+        return Result("untested", f"MIG is on (GPU {', '.join(map(str, slices))}): a reset would remove its slices")
     climb.check_hold()
     deadline = time.monotonic() + settings.reset.timeout
     _stop(settings, journal)
@@ -61,7 +61,7 @@ def run(climb: Climb) -> Result:
 
 
 def mend(settings: Settings, journal: Journal) -> str:
-    """Start what a reset has stopped; what could not be started, in words, or "". It is tried again the next time."""
+    """Start what a reset has stopped. Returns what could not be started, or ""; the next call tries that again."""
     left: list[str] = []
     trouble = ""
     for name in journal.get(STOPPED, []):
@@ -84,7 +84,7 @@ def mend(settings: Settings, journal: Journal) -> str:
 
 
 def mend_after_a_kill(settings: Settings, journal: Journal) -> None:
-    """`mend`, from the check; not while a worker is at it: what it has stopped must not come back under its reset."""
+    """`mend`, called by the check. Not while a worker runs: it must not start a service during the worker's reset."""
     turn = lock.take(settings, state.LOCK)
     if turn is not None:
         try:
@@ -94,7 +94,7 @@ def mend_after_a_kill(settings: Settings, journal: Journal) -> None:
 
 
 def _which(climb: Climb) -> list[str]:
-    """The bus ids to name; none means all."""
+    """The bus ids to name; an empty list means all GPUs."""
     from slurm_gpuhealth.node import record
 
     known = climb.journal.get("gpus", [])
@@ -115,7 +115,7 @@ def _readings(journal: Journal) -> list[dict[str, Any]]:
 
 
 def _stop(settings: Settings, journal: Journal) -> None:
-    """Stop the services that are active; written down before the first is."""
+    """Stop the active services. They are written into the journal before the first stops."""
     found = [
         unit
         for unit in settings.reset.services
@@ -127,7 +127,7 @@ def _stop(settings: Settings, journal: Journal) -> None:
 
 
 def _reset(settings: Settings, journal: Journal, gpus: list[str], deadline: float) -> Result | None:
-    """Reset them; what went wrong, or None."""
+    """Reset the GPUs; returns what went wrong, or None."""
     done = _smi(settings, journal, gpus, deadline)
     if isinstance(done, child.Completed) and done.rc and BUSY in _all(done).lower() and _persistent(journal, gpus):
         held = _persistent(journal, gpus)
@@ -139,7 +139,7 @@ def _reset(settings: Settings, journal: Journal, gpus: list[str], deadline: floa
     if isinstance(done, str):
         return Result("fail", done)
     if done.stuck or done.timed_out:
-        return Result("fail", f"nvidia-smi did not reset it in {done.seconds:.0f} s: the driver hangs")
+        return Result("fail", f"nvidia-smi did not finish the reset in {done.seconds:.0f} s: the driver hangs")
     if not done.rc:
         return None
     said = _words(done)
@@ -147,12 +147,14 @@ def _reset(settings: Settings, journal: Journal, gpus: list[str], deadline: floa
         return Result("untested", f"{said}: set reset.nvidia_smi")
     if BUSY in _all(done).lower() or "in use" in said.lower():
         who = holders(settings)
-        return Result("untested", f"{said}; open: {who}: end it, or add its unit to reset.services" if who else said)
+        return Result(
+            "untested", f"{said}; opened by {who}: end it, or add its unit to reset.services" if who else said
+        )
     return Result("fail", f"nvidia-smi exit {done.rc}: {said}")
 
 
 def _smi(settings: Settings, journal: Journal, gpus: list[str], deadline: float) -> child.Completed | str:
-    """One try, while no look of ours holds the driver; or why there was none."""
+    """One try, while none of our programs uses the driver; or why there was none."""
     argv = [settings.reset.nvidia_smi, "--gpu-reset", *(["-i", ",".join(gpus)] if gpus else [])]
     left = max(1.0, deadline - time.monotonic())
     turn = lock.take(settings, "diagnostic", time.monotonic() + left)
@@ -162,21 +164,21 @@ def _smi(settings: Settings, journal: Journal, gpus: list[str], deadline: float)
         )
         return done or "an earlier program of ours hangs in the driver and can't be killed"
     except TimeoutError as error:
-        return f"the driver could not be had: {error}"
+        return f"the driver stayed busy: {error}"
     finally:
         if turn is not None:
             os.close(turn)
 
 
 def _persistent(journal: Journal, gpus: list[str]) -> list[str]:
-    """Of these GPUs, those whose persistence mode was on at the last look."""
+    """Those of the GPUs that had persistence mode on at the last reading."""
     addresses = {gpu["uuid"]: f"{gpu['pci']}.0" for gpu in journal.get("gpus", []) if gpu.get("pci")}
     on = [addresses.get(gpu.get("uuid", ""), "") for gpu in _readings(journal) if gpu.get("persistence")]
     return [one for one in on if one and (not gpus or one in gpus)]
 
 
 def holders(settings: Settings, most: int = 5) -> str:
-    """Processes that have a GPU's device open: `name (pid), …`; "" for none."""
+    """Processes that have a GPU's device open: `name (pid), …`; "" if there are none."""
     proc, dev = settings.paths.proc, os.path.join(settings.paths.dev, "nvidia")
     found: list[str] = []
     end = time.monotonic() + 5
@@ -195,7 +197,7 @@ def holders(settings: Settings, most: int = 5) -> str:
 
 
 def _test(climb: Climb) -> Result:
-    """Level 1, once DCGM's host engine is there again."""
+    """Level 1, once DCGM's host engine answers again."""
     from slurm_gpuhealth.ladder import rung_test
 
     end = time.monotonic() + AWAKE
@@ -216,6 +218,6 @@ def _all(done: child.Completed) -> str:
 
 
 def _words(done: child.Completed) -> str:
-    """What it said, in one line."""
+    """Its output in one line."""
     text = " ".join(_all(done).split())
     return text[:200] or (f"no end in {done.seconds:.0f} s" if done.timed_out else f"exit {done.rc}")

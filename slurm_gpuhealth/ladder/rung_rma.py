@@ -1,4 +1,4 @@
-"""Rung RMA: what a human needs to send the GPU in, gathered on the node in one file. The node stays drained.
+"""Rung RMA: gather in one file on the node what an admin needs to return the GPU. The node stays drained.
 
 bundles/NODE-YYYYMMDDThhmmssZ.tar.gz   findings.json diagnostics.json decisions.json steps.json gpus.json nvml.json
                                        config.json kernel.log nvidia-bug-report.log.gz missing.txt
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.ladder.rungs import Climb
 
 KEPT = 5
-"""Bundles on the node."""
+"""Bundles that the node keeps."""
 PART = 8 << 20
-"""Bytes of one part of our own, at most."""
+"""The most bytes of a part that we write."""
 REPORT = 64 << 20
 REPORT_SECONDS = 300.0
 SAFE_SECONDS = 120.0
 NEWEST = 2000
-"""Rows of a table, at most."""
+"""The most rows of a table."""
 ABOUT = (b"NVRM", b"nvidia", b"nvswitch", b"pcieport", b"AER", b"DPC")
-"""What kernel lines have to say, beside the GPU's address."""
+"""A kernel line is kept if it has one of these words or the GPU's address."""
 
 
 def run(climb: Climb) -> Result:
-    """Gather the evidence; always `fail`: nothing of it mends the node. A part that can't be had is named in it."""
+    """Gather the evidence. Always `fail`: this does not mend the node. The message names missing parts."""
     gpu, test, code, about = _blamed(climb)
-    what = about or f"{climb.ours.fact}: nothing that the node can do by itself has helped"
+    what = about or f"{climb.ours.fact}: the node can do nothing more by itself"
     try:
         path, missing = _write(climb, gpu)
     except OSError as error:
@@ -48,7 +48,7 @@ def run(climb: Climb) -> Result:
 
 
 def _blamed(climb: Climb) -> tuple[Gpu | None, str, str, str]:
-    """GPU, test, code and message: of the rung that failed last in this hold; the GPU of the reason comes first."""
+    """GPU, test, code and message of the last failed rung for this fact; if the reason names a GPU, that one."""
     journal = climb.journal
     row = journal.one(
         "SELECT gpu, uuid, test, code, message FROM step"
@@ -65,7 +65,7 @@ def _blamed(climb: Climb) -> tuple[Gpu | None, str, str, str]:
 
 
 def _write(climb: Climb, gpu: Gpu | None) -> tuple[str, list[str]]:
-    """The file, complete or not there at all; and the parts that it lacks. OSError: it could not be written."""
+    """Write the file completely or not at all. Returns its path and the missing parts. Raises OSError."""
     import io
     import tarfile
 
@@ -75,7 +75,7 @@ def _write(climb: Climb, gpu: Gpu | None) -> tuple[str, list[str]]:
     make_private(folder)
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     path = os.path.join(folder, f"{climb.node}-{stamp}.tar.gz")
-    for left in os.listdir(folder):  # by one that was killed
+    for left in os.listdir(folder):  # by a program that was killed
         if left.startswith("."):
             os.unlink(os.path.join(folder, left))
     part = os.path.join(folder, ".new")
@@ -103,7 +103,7 @@ def _write(climb: Climb, gpu: Gpu | None) -> tuple[str, list[str]]:
     finally:
         if os.path.exists(part):
             os.unlink(part)
-    kept = [name for name in os.listdir(folder) if name.endswith(".tar.gz")]  # what an admin unpacks there is his
+    kept = [name for name in os.listdir(folder) if name.endswith(".tar.gz")]  # leave what an admin unpacked there
     for old in sorted(kept)[:-KEPT]:
         os.unlink(os.path.join(folder, old))
     return path, list(missing)
@@ -121,7 +121,7 @@ def _table(name: str) -> Callable[[Climb, Gpu | None], bytes]:
 
 
 def _gpus(climb: Climb, gpu: Gpu | None) -> bytes:
-    """Each GPU with serial, VBIOS and address; which is blamed; the driver."""
+    """Each GPU with serial, VBIOS and address; the blamed GPU; the driver."""
     baseline = climb.journal.get("nvml-baseline", {})
     blamed = {"uuid": gpu.uuid, "pci": gpu.pci, "index": gpu.index, "serial": gpu.serial} if gpu else None
     return _json({"driver": baseline.get("driver"), "blamed": blamed, "gpus": baseline.get("gpus", {})})
@@ -138,7 +138,7 @@ def _config(climb: Climb, _: Gpu | None) -> bytes:
 
 
 def _kernel(climb: Climb, gpu: Gpu | None) -> bytes:
-    """The kernel's lines about the GPU, NVIDIA's driver and PCIe; of a flood the last."""
+    """The kernel's lines about the GPU, NVIDIA's driver and PCIe; if there are too many, the last ones."""
     words = (*ABOUT, gpu.pci.encode()) if gpu and gpu.pci else ABOUT
     fd = os.open(climb.settings.paths.kernel_log, os.O_RDONLY | os.O_NONBLOCK)
     found, size = [], 0
@@ -165,7 +165,7 @@ def _kernel(climb: Climb, gpu: Gpu | None) -> bytes:
 
 
 def _bug_report(climb: Climb, _: Gpu | None) -> bytes:
-    """NVIDIA's own collector; in its safe mode where the driver hangs, or it does."""
+    """The output of NVIDIA's own collector; in its safe mode if the driver or the collector hangs."""
     program = climb.settings.ladder.bug_report
     if not os.path.exists(program):
         raise FileNotFoundError(f"no {program}")

@@ -1,7 +1,7 @@
-"""Rungs L1 to L4: a DCGM level on all GPUs; one that fails is tested again alone, for neighbours fail together.
+"""Rungs L1 to L4: a DCGM level on all GPUs. A GPU that fails is tested again alone, because neighbours fail together.
 
-A GPU with an error makes others beside it fail (NVIDIA/DCGM#145, #224), and a test right after another may fail on a
-good one (#272): so only what fails alone as well is named. What failed only in company is not fit all the same: the
+A GPU with an error makes other GPUs fail too (NVIDIA/DCGM#145, #224), and a test right after another may fail on a good
+GPU (#272). So only a GPU that also fails alone is named. If GPUs failed only together, the node is still not fit: the
 next rung decides.
 """
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.ladder.rungs import Climb
 
 FIT = ("pass", "warn", "config")
-"""DCGM's MONITOR and CONFIG classes are nothing against the GPU: a setting must not keep a node out for ever."""
+"""DCGM's MONITOR and CONFIG classes do not count against a GPU: a setting must not keep a node out for ever."""
 
 
 def run(climb: Climb) -> Result:
-    """The level of this rung; of a GPU that somebody asked for, that one alone."""
+    """Run the level of this rung; if somebody asked for one GPU, only on that GPU."""
     return levels(climb, int(climb.rung[1:]), climb.ours.gpu if climb.ours.fact == "asked" else None)
 
 
 def levels(climb: Climb, level: int, index: int | None = None) -> Result:
     """Run DCGM level `level` on all GPUs, or on the one of NVML's `index`.
 
-    A deeper one where only that can clear what a diagnostic found: a reset for what level 3 found is proven by level 3.
+    If a deeper level found the fault, that level is run: only level 3 can prove that a reset cured what level 3 found.
     """
     journal = climb.journal
     known = journal.get("gpus", [])
@@ -50,13 +50,13 @@ def levels(climb: Climb, level: int, index: int | None = None) -> Result:
         alone = {uuid: _level(climb, level, [uuid], deadline, False) for uuid in failed}
         again = [uuid for uuid, one in alone.items() if one not in FIT]
         if failed and not again:
-            return Result("fail", f"level {level}: {len(failed)} GPUs fail together, and none of them alone")
+            return Result("fail", f"level {level}: {len(failed)} GPUs fail together, but none of them alone")
         failed = again
     return _worst(climb, level, failed)
 
 
 def _depths(climb: Climb) -> list[int]:
-    """The levels at which a diagnostic found what still stands; 1 at least."""
+    """The levels at which a diagnostic found faults that still stand; at least 1."""
     from slurm_gpuhealth.node import record
 
     stand = record.select(
@@ -72,14 +72,14 @@ def _level(climb: Climb, level: int, uuids: list[str], deadline: float, everythi
 
 
 def _failed(climb: Climb) -> list[str]:
-    """The GPUs that have an error in the last run."""
+    """The GPUs that failed in the last run."""
     last = climb.journal.one("SELECT max(time) FROM diagnostic WHERE program = 'ladder'")[0]
     rows = climb.journal.rows("SELECT uuid FROM diagnostic WHERE time = ? AND outcome = 'fail' ORDER BY id", last)
     return [row[0] for row in rows]
 
 
 def _worst(climb: Climb, level: int, failed: list[str]) -> Result:
-    """The failing test and GPU: of the GPUs that failed alone the one whose finding asks for the highest rung."""
+    """The failing test and GPU: the GPU that failed alone and needs the highest rung."""
     from slurm_gpuhealth.node import record
 
     found = [

@@ -1,6 +1,6 @@
-"""The rungs of the ladder: what each does, what follows it, what turns it on. A new rung is a row here and its module.
+"""The rungs of the ladder: what each does, what follows it, what turns it on. A new rung is a row here and a module.
 
-A rung's module has `run(climb) -> Result`: it does the rung, tests the node afterwards, and raises only `HoldLost`.
+A rung's module has `run(climb) -> Result`: it does the rung, then tests the node, and raises only `HoldLost`.
 docs/ladder.md is made from this table and from the policy.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @frozen
 class Rung:
-    """One rung. `passed` and `failed` hold where a policy row does not say otherwise."""
+    """One rung. A policy row may replace `passed` and `failed`."""
 
     name: str
     module: str
@@ -33,7 +33,7 @@ class Rung:
     """`back`: the node is given back; or the rung that follows."""
     failed: str = "RMA"
     switch: str = ""
-    """The key of the configuration that turns it on; empty: it is always on."""
+    """The key of the configuration that turns it on; if empty, it is always on."""
 
 
 LADDER = {
@@ -44,7 +44,7 @@ LADDER = {
         Rung(
             "L3",
             "rung_test",
-            "DCGM level 3 on all GPUs; one that fails is tested again alone before it is named",
+            "DCGM level 3 on all GPUs; a GPU that fails is tested again alone before it is named",
             failed="L4",
             switch="ladder.tests",
         ),
@@ -52,41 +52,41 @@ LADDER = {
         Rung(
             "reset",
             "rung_reset",
-            "GPU reset, with the services that hold the driver stopped meanwhile; then level 1",
+            "GPU reset, while the services that use the driver are stopped; then level 1",
             failed="reboot",
             switch="reset.enabled",
         ),
         Rung(
             "reboot",
             "rung_reboot",
-            "scontrol reboot; the node comes back DOWN with our reason; there, level 2",
+            "scontrol reboot; the node comes back DOWN with our reason; then level 2",
             failed="repair",
             switch="reboot.enabled",
         ),
         Rung("repair", "rung_repair", "the site's program; then level 3", switch="repair.command"),
-        Rung("RMA", "rung_rma", "evidence is gathered; the node stays drained for a human", passed="", failed=""),
+        Rung("RMA", "rung_rma", "the evidence is gathered; the node stays drained for an admin", passed="", failed=""),
     )
 }
 assert tuple(LADDER) == RUNGS  # noqa: S101 - two tables of one thing
 
 
 class HoldLost(Exception):
-    """The hold is no longer ours: an admin resumed the node, or took it over. What runs is ended."""
+    """The hold is no longer ours: an admin resumed the node or took it over. The running test is ended."""
 
 
 @frozen
 class Result:
-    """What came of a rung."""
+    """How a rung ended."""
 
     outcome: Literal["pass", "fail", "untested"]
     message: str = ""
     """One line for people."""
     gpu: Gpu | None = None
-    """The one to blame, where one is."""
+    """The GPU to blame, if there is one."""
     test: str = ""
     """The failing test, `memory`."""
     code: str = ""
-    """DCGM's number of the error."""
+    """DCGM's error number."""
     bundle: str = ""
     """The evidence's path on the node."""
 
@@ -101,9 +101,9 @@ class Climb:
     ours: Reason
     rung: str
     seconds: float
-    """How long it may take in all."""
+    """The longest time that the rung may take."""
     check_hold: Callable[[], None]
-    """To be called at least once a minute where a rung waits; raises HoldLost."""
+    """A rung that waits calls it at least once a minute; raises HoldLost."""
     since: float = 0.0
     """When this rung began, seconds since the epoch."""
 

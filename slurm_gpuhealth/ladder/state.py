@@ -1,4 +1,4 @@
-"""What a node knows about its own climb: from the journal, the locks and the record to `climb`'s values."""
+"""What a node knows about its own climb: `climb`'s values from the journal, the locks and the node's record."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 LOCK = "worker"
 TRUE_NOW = "severity = 'fault' AND mode = 'enforce' AND cleared IS NULL AND (standing OR seen >= ?)"
-"""Conditions that stand, and events since a time. Not what an admin acknowledged or a shadow source saw."""
+"""Conditions that stand, and events since a time; not what an admin acknowledged, or a source in shadow mode saw."""
 EVERY_TIME = 1 << 30
-"""For the policy's repetition rules: a row that made a fault once was reached."""
+"""A count for the policy's repetition rules: it is a fault already, so its row's count was reached."""
 
 
 def known(settings: Settings, journal: Journal, record: NodeRecord, now: float) -> Known:
-    """What `climb.due` must know beside the record."""
+    """What `climb.due` must know in addition to the record."""
     from slurm_gpuhealth.ladder import rung_reboot
 
     began = began_at(journal, record)
@@ -41,7 +41,7 @@ def known(settings: Settings, journal: Journal, record: NodeRecord, now: float) 
 
 
 def at_work(settings: Settings) -> bool:
-    """Whether a worker is on this node, or could not be told from another."""
+    """Whether a worker runs on this node, or may run."""
     turn = lock.take(settings, LOCK, real=True)
     if turn is None:
         return True
@@ -50,7 +50,7 @@ def at_work(settings: Settings) -> bool:
 
 
 def began_at(journal: Journal, record: NodeRecord) -> float:
-    """When this hold began; a minute early at most."""
+    """When this hold began; at most a minute too early."""
     from slurm_gpuhealth.ladder import budget
 
     ours = record.ours
@@ -60,31 +60,31 @@ def began_at(journal: Journal, record: NodeRecord) -> float:
 
 
 def open_faults(settings: Settings, journal: Journal, since: float) -> list[Open]:
-    """The faults that are true now: what stands, and the events since the rung began."""
+    """The faults that are true now: conditions that stand, and events since the rung began."""
     return [_open(settings, one) for one in faults(journal, since)]
 
 
 def faults(journal: Journal, since: float) -> list[Finding]:
-    """As `open_faults`, the findings themselves; the one of the highest rung first."""
+    """The findings of `open_faults`, the highest rung first."""
     from slurm_gpuhealth.node import record
 
     return [one.finding for one in record.select(journal, TRUE_NOW, since)]
 
 
 def causes(settings: Settings, journal: Journal, since: float) -> list[Open]:
-    """What this hold is about: faults that were acted on, mended or not, since shortly before it began."""
+    """The faults that this hold is about: acted on since shortly before it began, mended or not."""
     from slurm_gpuhealth.node import record
 
     which = (
         "severity = 'fault' AND mode = 'enforce' AND acted > 0"
-        " AND (seen >= ? OR acted IN (SELECT id FROM decision WHERE time >= ?))"  # over budget, it may wait for hours
+        " AND (seen >= ? OR acted IN (SELECT id FROM decision WHERE time >= ?))"  # over budget it may wait for hours
     )
     return [_open(settings, one.finding) for one in record.select(journal, which, since - 600, since - 600)]
 
 
 def blamed(journal: Journal, ours: Reason) -> Gpu | None:
-    """The GPU of our reason, with its address and serial. After a boot without it another one may have its number, so
-    the findings say which it was, then the reason itself, and only then the number."""
+    """The GPU of our reason, with its address and serial. If it was lost at a boot, another GPU may have its number, so
+    the findings decide which GPU it was, then the reason's PCI address, and only then the number."""
     from slurm_gpuhealth.findings import Gpu
     from slurm_gpuhealth.node import record
 
@@ -102,7 +102,7 @@ def blamed(journal: Journal, ours: Reason) -> Gpu | None:
 
 
 def history(journal: Journal, ours: Reason, since: float) -> tuple[int, int]:
-    """How often the node was given back for this fact on this GPU since then, and how often we rebooted it."""
+    """How often since then the node was given back for this fact on this GPU, and how often we rebooted it."""
     backs = journal.one(
         "SELECT count(*) FROM step WHERE follows = 'back' AND outcome = 'pass' AND fact = ? AND gpu IS ? AND time >= ?",
         ours.fact,
@@ -116,7 +116,7 @@ def history(journal: Journal, ours: Reason, since: float) -> tuple[int, int]:
 
 
 def _mended(journal: Journal, since: float) -> bool:
-    """Whether conditions that this hold was about have gone since its last test, and none stands."""
+    """Whether this hold's conditions have cleared since its last test, and no fault stands."""
     tested = journal.one(
         "SELECT max(time + seconds) FROM step WHERE rung LIKE 'L%' AND outcome IN ('pass', 'fail') AND time >= ?", since
     )[0]
@@ -136,5 +136,5 @@ def _open(settings: Settings, finding: Finding) -> Open:
 
 
 def pointless(found: Sequence[Finding]) -> Finding | None:
-    """A condition that no diagnostic can clear: to test beside it proves nothing."""
+    """A condition that no diagnostic can clear. While it stands, a test proves nothing."""
     return next((one for one in found if one.standing and one.source != "dcgm"), None)

@@ -1,8 +1,8 @@
-"""The sweep: an idle node whose last test is long ago drains itself, tests, and comes back.
+"""The sweep: an idle node that was last tested long ago drains itself, tests itself, and comes back.
 
 tested long ago ──▶ idle ──▶ no pending job could start here ──▶ claim `sweep L2` ──budget──▶ the ladder's worker
       ▲                                                                                            │
-      └───────────────────────── given back; or a finding of DCGM's, a fault as any ◀──────────────┘
+      └──────────────────────── given back; or DCGM finds a fault, treated like any other ◀────────┘
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.slurm.node import NodeRecord
 
 RETRY = 900.0
-"""Seconds until a node that may not, or found no room in the budget, asks again: squeue reads all jobs."""
+"""Seconds until a node asks again after a no, or after it found no room in the budget: squeue reads all jobs."""
 IN_PLACE = {"CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE", "EXTERNAL"}
-"""Flags of an idle node that nobody has in mind."""
+"""Flags that an idle node may have while nobody has plans for it."""
 NOT_FOR_A_NODE = (
-    # How Slurm's reasons (slurm.schedmd.com/job_reason_codes.html; as squeue %r says them) begin for jobs that wait for
-    # something else than a node. Any other, also one that a later Slurm brings, may wait for this one.
+    # Jobs whose reason (squeue %r; slurm.schedmd.com/job_reason_codes.html) begins like this wait for something other
+    # than a node. A job with any other reason, even one that a later Slurm adds, may wait for this node.
     *("Dependency", "BeginTime", "JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue", "JobArrayTaskLimit"),
     *("Assoc", "QOS", "MaxJobs", "MaxCpu", "MaxNode", "InvalidAccount", "InvalidQOS", "AccountNotAllowed"),
     *("PartitionDown", "PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "ReservationDeleted"),
@@ -39,7 +39,7 @@ NOT_FOR_A_NODE = (
 
 
 def due(settings: Settings, journal: Journal, node: str, record: NodeRecord, now: float) -> bool:
-    """Whether this node should test itself now. At most one question to Slurm, and only when all else says yes."""
+    """Whether this node should test itself now. Asks Slurm once at most, and only if everything else says yes."""
     if not on(settings) or not _idle(journal, record) or not _long_ago(settings, journal, node, record, now):
         return False
     notes = journal.get("sweep", {})
@@ -53,7 +53,7 @@ def due(settings: Settings, journal: Journal, node: str, record: NodeRecord, now
 
 
 def begin(settings: Settings, journal: Journal, node: str, record: NodeRecord, now: float) -> str:
-    """Take the node out for its test: `drained`, or why not in a word. `record`: as `due` saw it."""
+    """Drain the node for its test; returns `drained`, or in a word why not. `record`: as `due` saw it."""
     from slurm_gpuhealth.ladder import claim
     from slurm_gpuhealth.node import held
 
@@ -71,7 +71,7 @@ def begin(settings: Settings, journal: Journal, node: str, record: NodeRecord, n
     try:
         outcome, why = claim.take(settings, journal, node, wanted, write)
         if outcome == "drained" and control.show_node(settings.slurm, node).has_job:
-            journal.put("hold", None)  # it came in the last moment: it goes first, and so would all of its queue
+            journal.put("hold", None)  # it came in the last moment: the job goes first
             hold.give_back(settings.slurm, node)
             outcome, why = "given back", "a job has just come"
     except (control.SlurmError, ValueError) as error:
@@ -83,7 +83,7 @@ def begin(settings: Settings, journal: Journal, node: str, record: NodeRecord, n
 
 
 def on(settings: Settings) -> bool:
-    """Whether the configuration wants it, and a test could have a consequence."""
+    """Whether the configuration wants sweeps, and a failed test could drain."""
     tests = settings.sources.dcgm == "enforce" and settings.dcgm.backend != "off"
     return settings.sweep.enabled and settings.mode == "enforce" and tests
 
@@ -103,7 +103,7 @@ def _idle(journal: Journal, record: NodeRecord) -> bool:
 
 
 def _long_ago(settings: Settings, journal: Journal, node: str, record: NodeRecord, now: float) -> bool:
-    """Whether the last test of that level is an interval ago. What was never tested has its turn within the first."""
+    """Whether the last test of that level is an interval ago. A node without a test gets its turn within the first."""
     every, level = settings.sweep.interval, settings.sweep.level
     uuids = [gpu["uuid"] for gpu in journal.get("gpus", [])]
     if not uuids:
@@ -113,23 +113,23 @@ def _long_ago(settings: Settings, journal: Journal, node: str, record: NodeRecor
         notes = {**notes, "from": now - zlib.crc32(node.encode()) % int(every)}
         journal.put("sweep", notes)
     tests = (notes["from"], _on_all(journal, uuids, level, now), _swept(journal, now), _said(record, level))
-    last = max((when for when in tests if when <= now), default=0.0)  # later than now: the clock was set back since
+    last = max((when for when in tests if when <= now), default=0.0)  # a later time: the clock was set back
     return now - last >= every
 
 
 def _on_all(journal: Journal, uuids: list[str], level: int, now: float) -> float:
-    """When the GPU whose test is the longest ago got a result; 0 while one has none."""
+    """The oldest of the GPUs' last results; 0 if a GPU has none."""
     sql = "SELECT max(time) FROM diagnostic WHERE uuid = ? AND level >= ? AND time <= ? AND outcome IN (?, ?, ?, ?)"
     return float(min(journal.one(sql, uuid, level, now, *run_level.SETTLED)[0] or 0 for uuid in uuids))
 
 
 def _swept(journal: Journal, now: float) -> float:
-    """When the last sweep began here, whatever came of it: a layout that can't be tested is not tried each hour."""
+    """When the last sweep began here, whatever its result: a layout that can't be tested is not tried each hour."""
     return float(journal.one("SELECT max(time) FROM step WHERE fact = 'sweep' AND time <= ?", now)[0] or 0)
 
 
 def _said(record: NodeRecord, level: int) -> float:
-    """When Slurm's record of the node says that the ladder last tested it: a node without a disk knows no more."""
+    """When the ladder last tested the node, by its record in Slurm: a node without a disk has no other."""
     from slurm_gpuhealth.slurm import remark
 
     result = remark.read_result(record.extra)

@@ -1,4 +1,4 @@
-"""A fault for which the budget has no room, told in the node's Extra: any host sees it, and it goes when it is over."""
+"""Writes a fault for which the budget has no room into the node's Extra, where any host sees it, and removes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def tell(settings: Settings, journal: Journal, node: str) -> None:
-    """Bring the node's Extra up to date: an order when it begins, one when it ends, and none in between."""
+    """Update the node's Extra: one order to Slurm when the wait begins, one when it ends."""
     over = over_budget(journal)
     text = over["fault"] if over else ""
     if text == journal.get("waits", ""):
@@ -29,11 +29,11 @@ def tell(settings: Settings, journal: Journal, node: str) -> None:
             control.set_remarks(settings.slurm, node, extra=after)
         journal.put("waits", text or None)
     except (control.SlurmError, ValueError) as error:
-        say(f"{node}: that {text or 'nothing'} waits for the budget could not be told: {error}")
+        say(f"{node}: could not write into Extra that {text or 'nothing'} waits for the budget: {error}")
 
 
 def over_budget(journal: Journal) -> dict[str, Any] | None:
-    """The fault that waits for room, and why there is none: `fault`, `why`, `time`; None where nothing does."""
+    """The fault that waits for room, and why there is none: `fault`, `why`, `time`; None if no fault waits."""
     last = journal.one("SELECT action, result, time FROM decision ORDER BY id DESC LIMIT 1")
     worst = judge.worst(record.waiting(journal).values()) if last and last[0] == "over-budget" else None
     if worst is None or journal.get("hold"):
@@ -42,5 +42,5 @@ def over_budget(journal: Journal) -> dict[str, Any] | None:
 
 
 def of(record: NodeRecord) -> str:
-    """What waits there, `Xid79 GPU3 L3`, of a node that takes jobs all the same; "" where nothing does."""
+    """The fault that waits, `Xid79 GPU3 L3`, while the node takes jobs; "" if none waits."""
     return "" if record.ours else remark.read_waits(record.extra)

@@ -1,8 +1,8 @@
-"""The worker: a process of its own that climbs the ladder on a node that we hold, until it is fit, or at an end.
+"""The worker: a separate process that climbs the ladder on a node that we hold, until the node is fit or at an end.
 
-The health check starts it when a rung is due and ends long before it; nothing but a lock and the node's reason ties it
-to anyone. Each 20 s it asks whether the hold is still its own. Killed anywhere, the next check starts another, which
-finds in the reason where it was:
+The health check starts it when a rung is due, and ends long before it. A lock and the node's reason are all that they
+share. Every 20 s the worker asks Slurm whether the hold is still ours. If it is killed, the next check starts another
+worker, which reads in the reason how far the first one came:
 
     reword `<rung> running` ─▶ the rung ─▶ conclude: look anew, what follows, result line ─▶ reword, or give back
 """
@@ -37,9 +37,9 @@ RESTING = ("pass", "manual", "untested")
 
 
 def tend(settings: Settings, journal: Journal, node: str, record: NodeRecord | None, now: float) -> None:
-    """From the check, on a node that our journal says we hold: start a worker when something is due.
+    """Called by the check, if the journal says that we hold this node: start a worker when something is due.
 
-    `record`: the node's, if it was just read; else it is read where something may be due at once.
+    `record`: the node's, if it was just read; otherwise it is read if something may be due.
     """
     kept = journal.get("hold")
     ours = reasons.parse(kept["reason"]) if kept else None
@@ -60,7 +60,7 @@ def tend(settings: Settings, journal: Journal, node: str, record: NodeRecord | N
 
 
 def _may_be_due(settings: Settings, journal: Journal, ours: Reason, now: float) -> bool:
-    """Whether to ask Slurm now: at each check while we climb and no job of ours is here, else as any idle node."""
+    """Whether to ask Slurm now: at each check while we climb and no job is here, otherwise each request_poll."""
     from slurm_gpuhealth.node import jobs
 
     resting = ours.state in RESTING or core.is_end(ours)
@@ -69,8 +69,8 @@ def _may_be_due(settings: Settings, journal: Journal, ours: Reason, now: float) 
 
 
 def start(node: str) -> None:
-    """Start the worker, out of our session and off our descriptors: slurmd ends what it started as a group, and waits
-    for whoever holds its pipe."""
+    """Start the worker in its own session and without our descriptors: slurmd ends the whole group that it started, and
+    waits while a process has its pipe open."""
     pid = os.fork()
     if pid:
         os.waitpid(pid, 0)
@@ -85,7 +85,7 @@ def start(node: str) -> None:
             os.chdir("/")
             ours = {key: value for key, value in os.environ.items() if key.startswith("GPUHEALTH_")}
             env = {"PATH": child.PATH, "LC_ALL": "C.UTF-8", **ours, "SLURMD_NODENAME": node}
-            # A new interpreter: modules that are read late must be those of the version that runs.
+            # A new interpreter: modules that it imports later must be of the same version.
             os.execve(sys.executable, [sys.executable, "-m", "slurm_gpuhealth.ladder.worker"], env)  # noqa: S606
     finally:
         os._exit(0)
@@ -111,7 +111,7 @@ def main() -> int:
 
 
 def climb(settings: Settings, journal: Journal, node: str) -> None:
-    """Rung after rung, until there is nothing to do now."""
+    """Do rung after rung, until nothing is due."""
     _end_orphan(settings, journal)
     try:
         while True:
@@ -139,7 +139,7 @@ def climb(settings: Settings, journal: Journal, node: str) -> None:
 
 
 def _one_rung(settings: Settings, journal: Journal, record: NodeRecord, step: Step) -> bool:
-    """Climb one rung; whether another may follow at once. Raises HoldLost."""
+    """Do one rung. Returns whether another may follow at once. Raises HoldLost."""
     ours = record.ours
     assert ours is not None  # noqa: S101 - for the type checker
     since = state.began_at(journal, record)
@@ -168,7 +168,7 @@ def _one_rung(settings: Settings, journal: Journal, record: NodeRecord, step: St
         result = _run(given)
         unread = conclude.look(settings, journal)
         if unread and result.outcome == "pass":
-            result = Result("untested", f"{result.message}; and yet: {unread}")
+            result = Result("untested", f"{result.message}; but not all could be read: {unread}")
     finally:
         child.watcher = None
         journal.put("ladder-child", None)
@@ -176,21 +176,21 @@ def _one_rung(settings: Settings, journal: Journal, record: NodeRecord, step: St
 
 
 def _run(given: Climb) -> Result:
-    """The rung; before a test that nobody asked for, a look whether one can prove anything."""
+    """Run the rung. Before a test that nobody asked for: look whether a test can prove anything."""
     import importlib
 
     if given.rung.startswith("L") and given.ours.fact not in reasons.ON_REQUEST:
         conclude.look(given.settings, given.journal)
         stands = state.pointless(state.faults(given.journal, given.since))
         if stands:
-            return Result("fail", f"not tested, for this stands: {stands.message}", stands.gpu, stands.key)
+            return Result("fail", f"not tested while this fault stands: {stands.message}", stands.gpu, stands.key)
     module = importlib.import_module(f"slurm_gpuhealth.ladder.{rungs.LADDER[given.rung].module}")
     result: Result = module.run(given)
     return result
 
 
 def _checker(settings: Settings, node: str, running: Reason) -> Callable[[], None]:
-    """Raises HoldLost when the node's reason is no longer `running`; a controller that is silent says nothing."""
+    """A function that raises HoldLost if the node's reason is no longer `running`. It ignores a silent controller."""
 
     def check() -> None:
         try:
@@ -204,7 +204,7 @@ def _checker(settings: Settings, node: str, running: Reason) -> Callable[[], Non
 
 
 def _watcher(settings: Settings, journal: Journal, check_hold: Callable[[], None]) -> Callable[[child.Child], None]:
-    """For each child: remembered, should we be killed; then the hold checked while it runs."""
+    """Called for each child: first note it, in case we are killed; then check the hold while it runs."""
     seen: set[tuple[int, int]] = set()
 
     def look(one: child.Child) -> None:
@@ -218,10 +218,10 @@ def _watcher(settings: Settings, journal: Journal, check_hold: Callable[[], None
 
 
 def _end_orphan(settings: Settings, journal: Journal) -> None:
-    """End what an earlier worker left running when it was killed: DCGM runs one diagnostic at a time."""
+    """End the child of an earlier worker that was killed: DCGM runs only one diagnostic at a time."""
     left = journal.get("ladder-child")
     if left:
-        # After a boot that number and start time may be somebody else's.
+        # After a boot, another process may have that number and start time.
         orphan = child.Child(left[1], left[2] if left[0] == identity.boot_id(settings) else -1)
         for _ in range(100):
             if not child.alive(orphan):

@@ -1,4 +1,4 @@
-"""From the lines of a log that speak of failures to what it says as a whole: first cause, victims, rank and host."""
+"""Judges a log as a whole from its lines that report failures: first cause, victims, rank and host."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     """Rank → host, IP → host (what a log says of itself), and `world` → number of ranks."""
 
 SURE = 0.8
-"""From this confidence on a failure outranks what is less sure, wherever it stands."""
+"""A failure of at least this confidence outranks less certain ones, wherever it stands in the log."""
 BAND = 0.2
-"""Of what is not sure, the earliest of those about as likely as the likeliest."""
+"""Among less certain failures, the earliest whose confidence is this close to the highest is taken."""
 CAP = {"node": 0.85}
 COLLATERAL = 20
 SHORTLY = 8
@@ -55,7 +55,7 @@ WORDS = {
 
 
 def ranks(low: bytes, block: bytes) -> Map:
-    """Which host a rank or an address is on, where the log says so."""
+    """Which host a rank or an address is on, if the log says so."""
     told: Map = {}
     if b"nranks" in low:
         for host, rank, world in NRANKS.findall(block):
@@ -73,7 +73,7 @@ def ranks(low: bytes, block: bytes) -> Map:
 
 
 def judge(hits: Sequence[Hit], told: Map, hosts: Sequence[str] = (), files: Sequence[str] = ()) -> Reading:
-    """What all hits of a job together say; there is at least one."""
+    """What all hits of a job say together. There is at least one hit."""
     cause = first_cause(hits)
     known = cause.known
     named, why = culprits(cause, hits, told, hosts)
@@ -88,13 +88,13 @@ def judge(hits: Sequence[Hit], told: Map, hosts: Sequence[str] = (), files: Sequ
     evidence += [f"the innermost frame of the user's code is {cause.frame}"] if cause.frame else []
     evidence += why
     if known.role == "weak":
-        evidence = ["no known failure: only a hint, of which good runs may have some too"]
+        evidence = ["no known failure, only a hint; good runs can print it too"]
     if known.role == "cascade":
-        evidence.append("nothing in the log says what came before: this is what others say when one has died")
+        evidence.append("the log does not say what came first: ranks print this when another rank has died")
     away = len({victim.said.rank for victim in victims if victim.said.rank is not None} - {rank})
     if victims:
         whom = f"{away} other rank{'s' * (away != 1)} and {len(victims)} lines" if away else f"{len(victims)} lines"
-        evidence.append(f"{whom} are taken for consequences of it")
+        evidence.append(f"{whom} are taken as its consequences")
     return Reading(
         known.cause,
         round(confidence, 2),
@@ -113,12 +113,11 @@ def judge(hits: Sequence[Hit], told: Map, hosts: Sequence[str] = (), files: Sequ
 
 
 def first_cause(hits: Sequence[Hit]) -> Hit:
-    """The hit that the job died of: what is sure first, else what can be a cause, else what others say; the earliest.
+    """The hit that the job died of: the earliest certain one, else the earliest possible cause, else the earliest
+    message of a surviving rank. If there is none of these: words that hint at a cause.
 
-    Where there is none of these, words that hint at a cause.
-
-    What the job survived counts only where nothing else is there.
-    Slurm's and the user's "stop" counts only if nothing had gone wrong before.
+    A failure that the job survived counts only if there is nothing else.
+    A stop by Slurm or by the user counts only if nothing had gone wrong before.
     """
     first = [hit for hit in hits if hit.known.role == "first"]
     if not first:
@@ -141,12 +140,12 @@ def first_cause(hits: Sequence[Hit]) -> Hit:
 
 
 def _doubt(hit: Hit) -> float:
-    """Heat and what people say of a machine do not tell why a job was stopped."""
+    """Heat, or what people write about a machine, does not explain why a job was stopped."""
     return 0.65 if hit.known.cause == "node" else 0.5
 
 
 def _hints(hits: Sequence[Hit]) -> list[Hit]:
-    """Words that hint at a cause; where the end is told, shortly before it or later."""
+    """Words that hint at a cause. If the log tells of the job's end: only those shortly before it or after it."""
     ends = [hit for hit in hits if hit.error == ENDED]
     end = min(ends, key=_order) if ends else None
     return [
@@ -157,7 +156,7 @@ def _hints(hits: Sequence[Hit]) -> list[Hit]:
 
 
 def _by_words(hits: Sequence[Hit]) -> Hit:
-    """The last line of the cause that most of the last lines speak of: there is nothing better."""
+    """The last line of the cause that most of the last lines point to. Used when there is nothing better."""
     end = max(hits, key=_order)
     hits = [hit for hit in hits if hit.file == end.file and hit.at >= end.at - SHORTLY]
     votes = Counter(hit.known.cause for hit in hits)
@@ -166,7 +165,7 @@ def _by_words(hits: Sequence[Hit]) -> Hit:
 
 
 def _earliest(hits: Iterable[Hit]) -> Hit:
-    """By the lines' own clocks where all have one, else as they stand in the files."""
+    """By the lines' own timestamps if all have one, else by their order in the files."""
     some = list(hits)
     if all(hit.said.time is not None for hit in some):
         return min(some, key=lambda hit: (hit.said.time, hit.file, hit.at))
@@ -174,11 +173,11 @@ def _earliest(hits: Iterable[Hit]) -> Hit:
 
 
 def _order(hit: Hit) -> tuple[bool, int, int]:
-    return hit.at == 0, hit.file, hit.at  # 0: after a part that was not read
+    return hit.at == 0, hit.file, hit.at  # at 0: the line stands after a part that was not read
 
 
 def _agreement(cause: Hit, hits: Sequence[Hit]) -> float:
-    """More confidence where other messages say the same, less where another cause is as good."""
+    """More confidence if other messages say the same, less if another cause is as likely."""
     others = {hit.known.error: hit.known for hit in hits if hit.known.error != cause.known.error}
     same = any(one.cause == cause.known.cause and one.role == "first" for one in others.values())
     rival = any(
@@ -191,7 +190,7 @@ def _agreement(cause: Hit, hits: Sequence[Hit]) -> float:
 
 
 def culprits(cause: Hit, hits: Sequence[Hit], told: Map, hosts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Hosts that the log singles out, and why, in sentences."""
+    """The hosts that the log singles out, and sentences that say why."""
     waiting = cause.known.kind == "communication"
     missing = _missing(hits, told) if waiting else []
     if missing:
@@ -212,7 +211,7 @@ def culprits(cause: Hit, hits: Sequence[Hit], told: Map, hosts: Sequence[str]) -
 
 
 def _missing(hits: Sequence[Hit], told: Map) -> list[int]:
-    """Ranks that did not come to a collective: named, or the few of whom no watchdog speaks while the others' do."""
+    """Ranks that did not join a collective: the log names them, or theirs are the few without a watchdog message."""
     for hit in hits:
         found = MISSING.search(hit.said.shown)
         if found:
@@ -225,8 +224,8 @@ def _missing(hits: Sequence[Hit], told: Map) -> list[int]:
 
 
 def _ends(hits: Sequence[Hit], told: Map) -> list[str] | None:
-    """The rule of two ends: what only two hosts see singles out both; a peer to which all lead, that one; else
-    nobody. None where no connection is named."""
+    """The rule of two ends: if only two hosts see broken connections, both are singled out; if all broken connections
+    lead to one peer, that peer; else nobody. None if the log names no connection."""
     pairs = set()
     for hit in hits:
         if hit.known.kind == "communication" and hit.said.peer:
@@ -242,7 +241,7 @@ def _ends(hits: Sequence[Hit], told: Map) -> list[str] | None:
 
 
 def _first_to_die(hits: Sequence[Hit]) -> Hit | None:
-    """The first process of which a launcher says that it ended, with its host or rank."""
+    """The first process that a launcher reports as ended, with its host or rank."""
     ended = [hit for hit in hits if hit.error == ENDED]
     died = [hit for hit in ended if hit.said.host or hit.said.rank is not None]
     return _earliest(died) if died else None
@@ -270,7 +269,7 @@ def _victims(cause: Hit, hits: Sequence[Hit]) -> list[Hit]:
 
 
 def _each_rank(victims: Sequence[Hit]) -> list[Hit]:
-    """At most one for each rank, the cascades before the rest, COLLATERAL in all."""
+    """At most one victim for each rank, consequences before the rest, and at most COLLATERAL in all."""
     one: dict[Any, Hit] = {}
     for hit in sorted(victims, key=lambda hit: hit.known.role == "confirm"):
         one.setdefault(hit.error if hit.said.rank is None else hit.said.rank, hit)

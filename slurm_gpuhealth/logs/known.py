@@ -23,14 +23,14 @@ WORD = re.compile(rb"[a-z]{3,}")
 AROUND = 160
 ROLES = {"noise": 4, "first": 3, "cascade": 2, "confirm": 1, "weak": 0}
 DENIABLE = ("first", "weak")
-# What stands around a phrase when it is no report: "0 failed GPUs", "no uncorrectable ECC", "gpu_lost=0", "fabric
-# manager: running".
+# Words around a phrase that show it reports no failure: "0 failed GPUs", "no uncorrectable ECC", "gpu_lost=0",
+# "fabric manager: running".
 NOT = re.compile(
     rb"(?:\b(?:no|without|zero)(?:\s+[\w-]+){0,2}|[,:;(\[|]\s*0%?|\b0/\d+"
     rb"|\b(?:and|with|found|had|has|were|skipped)\s+0"
     rb"|\b(?:can happen if|(?:possible|common|likely|probable) (?:reasons?|causes?))\b.*)\s*$"
 )
-# A counter in nvidia-smi's table ("Double Bit ECC      : 2") counts the card's life, not this job.
+# A counter in nvidia-smi's table ("Double Bit ECC      : 2") counts over the card's lifetime, not over this job.
 IS_NOT = re.compile(
     rb"[a-z]?[\"')\]]{0,2}"
     rb"(?:[a-z_ -]*\s{3}: \d+\s*$|(?:[\s-]+[a-z_]+){1,2}\s*[:=]\s*0(?![\w.:-]|,\s?\d)"
@@ -39,7 +39,8 @@ IS_NOT = re.compile(
     rb"(?:0(?![\w.:-]|,\s?\d)|\[\]|\{\}|not active"
     rb"|(?:no|none|false|inactive|ok|passed|disabled|running|active|ready|empty)\b|n/a))"
 )
-# And of a node more: what a program is ready for, looks for, or explains, and why Slurm drained some node.
+# More such words, for causes on a node: a program is prepared for the failure, looks for it or explains it; or the
+# line is the reason why Slurm drained some node.
 MIGHT = re.compile(
     rb"(?:^\s*(?:#(?:sbatch|pbs|bsub)\b|# [a-z]|--?[a-z][\w-]*[ ,<]|reason=).*"
     rb"|\b(?:previous|earlier|last|prior)(?:ly)? (?:run|job|attempt)\b.*"
@@ -79,12 +80,13 @@ class Pattern(NamedTuple):
     ordered: bool
     known: Known
     rank: tuple[int, float, int]
-    """Of several that fit the highest counts: role, confidence, length."""
+    """If several patterns fit, the one with the highest rank counts: role, then confidence, then length."""
 
 
 class Table(NamedTuple):
     lines: dict[bytes, dict[bytes, list[Pattern]]]
-    """By a word that the line must hold, and by another one, b"" where one is enough; the highest rank first."""
+    """Patterns by a word that the line must contain and by a second such word (b"": one is enough); highest rank
+    first."""
     anchors: tuple[bytes, ...]
     advice: dict[str, str]
 
@@ -104,7 +106,7 @@ def table() -> Table:
                 first, *others = (piece.encode() for piece in pieces)
                 word = max(WORD.findall(source.encode()), key=lambda one: (one not in common, len(one)))
                 rank = ROLES[known.role], known.confidence, len(first) + sum(map(len, others))
-                # Pieces in any order stand as words of their own, so every word of theirs must be there.
+                # Pieces in any order must be whole words, so the line must contain each of their words.
                 second = max({b"", *(() if ordered else WORD.findall(" ".join(pieces).encode()))} - {word}, key=len)
                 pattern = Pattern(first, tuple(others), ordered, known, rank)
                 lines.setdefault(word, {}).setdefault(second, []).append(pattern)
@@ -115,8 +117,10 @@ def table() -> Table:
 
 
 def expanded(pieces: list[str], sets: dict[str, list[str]]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """`pieces` with each word of a set in the place of the set's `?name`; and what a line is found by: rather a word of
-    a set than those beside it, which are in every other line."""
+    """`pieces` with `?name` replaced by each word of that set; and the words that lines are found by.
+
+    Words of a set are preferred: the words beside them are in very many lines.
+    """
     choices = [sets[piece[1:]] if piece[0] == "?" else [piece] for piece in pieces]
     named = [number for number, piece in enumerate(pieces) if piece[0] == "?"] or range(len(pieces))
     for one in itertools.product(*choices):
@@ -124,16 +128,16 @@ def expanded(pieces: list[str], sets: dict[str, list[str]]) -> Iterator[tuple[tu
 
 
 def words(low: bytes) -> set[bytes]:
-    """Those words of a text in lower case by which there may be patterns."""
+    """The words of a lower-case text that patterns may be indexed by."""
     return table().lines.keys() & WORD.findall(low)
 
 
 def recognise(low: bytes) -> Known | None:
-    """What a line in lower case speaks of: what ranks highest, noise above all."""
+    """The known failure of a lower-case line: the one that ranks highest; noise ranks above all."""
     best, rank = None, (-1, 0.0, 0)
     lines = table().lines
     every = {b"", *WORD.findall(low)}
-    # Many patterns share a piece, and many fit one place: each is looked for and judged once.
+    # Many patterns share a piece, and many fit the same place: each piece is searched for and judged only once.
     places: dict[bytes, int] = {}
     refused: dict[tuple[int, int, bool], bool] = {}
     for word in lines.keys() & every:
@@ -160,7 +164,7 @@ def _refused(low: bytes, begin: int, end: int, known: Known, judged: dict[tuple[
 
 
 def _ordered(low: bytes, pattern: Pattern) -> tuple[int, int] | None:
-    """Where the pieces of a pattern stand one after the other."""
+    """Where the pieces of a pattern follow each other."""
     begin = low.find(pattern.first)
     end = begin + len(pattern.first)
     for piece in pattern.others if begin >= 0 else ():
@@ -172,7 +176,7 @@ def _ordered(low: bytes, pattern: Pattern) -> tuple[int, int] | None:
 
 
 def _together(low: bytes, pattern: Pattern, places: dict[bytes, int]) -> tuple[int, int] | None:
-    """Where the first piece of a pattern stands, if all others stand somewhere too."""
+    """Where the first piece of a pattern stands, if the line contains all others too."""
     begin = -1
     for piece in (*pattern.others, pattern.first):
         begin = places.get(piece, -2)
@@ -184,7 +188,7 @@ def _together(low: bytes, pattern: Pattern, places: dict[bytes, int]) -> tuple[i
 
 
 def word_at(low: bytes, piece: bytes) -> int:
-    """Where a piece stands without letters of another word before or after it; -1 nowhere."""
+    """Where a piece stands as a word of its own, with no letters before or after it; -1: nowhere."""
     at = low.find(piece)
     while at >= 0:
         end = at + len(piece)
@@ -197,7 +201,7 @@ def word_at(low: bytes, piece: bytes) -> int:
 
 
 def denied(low: bytes, begin: int, end: int, known: Known) -> bool:
-    """Whether the line says of the phrase between `begin` and `end` that it is not so, or only could be."""
+    """Whether the line says that the phrase between `begin` and `end` is not so, or only possible."""
     if known.role not in DENIABLE or (known.cause == "application" and known.kind != "numeric"):
         return False  # what follows the name of an exception is its message
     before, after = b"x" * (begin > AROUND) + low[max(0, begin - AROUND) : begin], low[end : end + 40]

@@ -1,4 +1,4 @@
-"""What a line of a job's log says beside its message: rank, host, GPU, time; and the message without all that."""
+"""Splits a line of a job's log into rank, host, GPU and time on one side and the message itself on the other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ ANSI = re.compile(r"\x1b(?:\[[0-9;?]{0,16}[ -/]?[@-~]|\][^\x07\x1b]{0,200}\x07?)
 ISO = re.compile(r"\b(20\d\d)-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 HOST = r"[A-Za-z][A-Za-z0-9_.-]{0,62}"
 IP = r"\d{1,3}(?:\.\d{1,3}){3}"
-# What launchers and loggers put before a line; each is taken off, and says a rank, a host or nothing.
+# Prefixes that launchers and loggers put before a line. Each is removed; some give a rank or a host.
 PREFIXES = tuple(
     re.compile(pattern)
     for pattern in (
-        # those that say whose line it is, KEY of them
+        # the first KEY patterns tell which process wrote the line
         r"\[rank(?P<rank>\d{1,6})\]:? ?",  # PyTorch
         r"\[default(?P<local>\d{1,3})\]:? ?",  # torchrun --tee
         r"\[\d{1,9},(?P<rank>\d{1,6})\]<std(?:err|out)>:? ?",  # mpirun --tag-output
@@ -51,7 +51,7 @@ ITERATION = re.compile(r"\b(?:iteration|iter|global_step|step)[ #:=]{1,12}(\d{1,
 
 
 KEY = 6
-# By the character that a line begins with, to try few.
+# The prefixes by the first character of a line, so that only a few are tried.
 SQUARE = tuple(prefix for prefix in PREFIXES if prefix.pattern.startswith(("\\[", "(?P<rank>", "\\[?")))
 DIGIT = tuple(prefix for prefix in PREFIXES if prefix.pattern.startswith(("(?P<rank>", "\\[?20")))
 ROUND = tuple(prefix for prefix in PREFIXES if prefix.pattern.startswith("\\("))
@@ -109,7 +109,7 @@ def read(raw: bytes) -> Line:
 
 
 def when(text: str) -> float | None:
-    """Seconds since the epoch, where the line has a full date; without a zone the clock is taken for UTC."""
+    """Seconds since the epoch, if the line has a full date. Without a time zone the time is read as UTC."""
     found = ISO.search(text, 0, 200) if "20" in text else None
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""Python exceptions in a log: class, innermost frame in the user's own code; and the fingerprint of any message."""
+"""Python exceptions in a log: their class and the innermost frame in the user's code; fingerprints of messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIBRARY = re.compile(
     r"site-packages|dist-packages|/lib(?:64)?/python\d|^<|/torch/|/deepspeed/|/bin/|/transformers/|/accelerate/|/lightning/|/pytorch_lightning/|/jax/|/ray/|multiprocessing/|/torchrun$"
 )
 LOOK = 16384
-# A message's parts that differ from run to run, in this order.
+# Parts of a message that differ from run to run; they are replaced in this order.
 PARTS = (
     (re.compile(r"https?://\S+"), "<url>"),
     (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b(?:[:<]\d+>?)?"), "<host>"),
@@ -35,13 +35,13 @@ SAFE = re.compile(r"\b(?:float|int|uint|bfloat|fp|bf|complex)\d{1,3}\b")
 
 
 def exception(message: str) -> str:
-    """The class of the exception that a line ends a traceback with, without its module; "" if it does not."""
+    """The exception's class, without its module, if the line is the last one of a traceback; else ""."""
     found = NAME.match(message)
     return found[1].rpartition(".")[2] if found else ""
 
 
 class Frames:
-    """Looks for frames in a block of `size` bytes, until that has cost as much as reading the block."""
+    """Looks for frames in a block of `size` bytes, and stops when that has cost as much as reading the block."""
 
     def __init__(self, size: int) -> None:
         self.left = 4096 + size // 64
@@ -49,7 +49,7 @@ class Frames:
     def innermost(self, block: bytes, at: int) -> str:
         """The innermost frame of the user's own code, `train.py:step`, in the traceback that ends at `at`; "" if none.
 
-        Other ranks' lines may stand between: only those with the prefix of the line at `at` are looked at.
+        Lines of other ranks may stand in between: only lines with the same prefix as the line at `at` are read.
         """
         if self.left <= 0:
             return ""
@@ -72,7 +72,7 @@ class Frames:
 
 
 def _prefix(text: str) -> tuple[str, ...]:
-    """The rank or worker that a line is marked with."""
+    """The rank or worker in the line's prefix."""
     for pattern in line.PREFIXES[: line.KEY]:
         found = pattern.match(text)
         if found:
@@ -88,6 +88,6 @@ def fingerprint(error: str, where: str, message: str) -> str:
     return f"{error} | {where} | {kept.translate(SHOW).strip()[:160]}"
 
 
-# The digits of a data type's name are part of the message: hidden from the patterns above for the while.
+# The digits in a data type's name belong to the message: they are hidden while the patterns above are applied.
 HIDE = str.maketrans("0123456789", "".join(chr(0xE000 + digit) for digit in range(10)))
 SHOW = str.maketrans("".join(chr(0xE000 + digit) for digit in range(10)), "0123456789")

@@ -1,6 +1,6 @@
-"""What a job died of, by its own log: the first cause, its victims set apart, the rank and the host that it names.
+"""Reads from a job's own log what the job died of: the first cause, its victims, the rank and the host it names.
 
-Users write their logs: the verdict `node` here never means more than "test it".
+Users control what their logs say: the verdict `node` here never means more than "test it".
 
 ```
 bytes ──scan───────▶ hits: lines that speak of a known failure (patterns.toml) or end a traceback
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 CHUNK = 4 << 20
 BEFORE = scan.LONG + 16384
-"""Of the block before, to find the frames of a traceback that ends in this one."""
+"""Bytes of the previous block that are kept, to find the frames of a traceback that ends in this block."""
 WHOLE = 1 << 20
-"""At both ends of a file every pattern is sought, in the middle where its lines are much alike; else only what has
-one of a few words, and what stands near that."""
+"""Bytes at both ends of a file that are searched for every pattern. The middle is searched so only if its lines are
+much alike; otherwise only for lines with one of a few words, and near those lines."""
 AROUND = 4096
-"""Bytes on both sides of a hit that are searched for every pattern in the middle of a long file."""
+"""In the middle of a long file: bytes before and after a hit that are searched for every pattern."""
 PARALLEL = 64 << 20
 KEPT = 2000
 """Hits of one file."""
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
 
 def read_text(text: str, hosts: Sequence[str] = ()) -> Reading:
-    """What an excerpt says. `hosts`: the job's nodes, in Slurm's order. An empty one reads in what all others need."""
+    """What an excerpt says. `hosts`: the job's nodes, in Slurm's order. An empty excerpt only loads the tables."""
     if not text:
         scan.ready()
     block = _plain(text.encode("utf-8", "replace"))
@@ -62,8 +62,10 @@ def read_text(text: str, hosts: Sequence[str] = ()) -> Reading:
 def read_files(
     paths: Sequence[str], *, head: int | None = None, tail: int | None = None, hosts: Sequence[str] = ()
 ) -> Reading:
-    """What the files of one job say: one for each stream, or for each rank. Of each all is read, or its first `head`
-    and last `tail` bytes; lines after a part that was not read have the number 0. `-` is standard input. OSError.
+    """What the files of one job say: one file for each stream, or for each rank.
+
+    Reads the whole file, or its first `head` and last `tail` bytes; lines after a part that was not read have the
+    number 0. `-` is standard input. Raises OSError.
     """
     every: list[Hit] = []
     ranks: Map = {}
@@ -93,7 +95,7 @@ def _file(path: str, head: int | None, tail: int | None) -> Found:
 
 
 def _halves(path: str, size: int) -> Found:
-    """Both halves at the same time, in two processes."""
+    """Scans both halves at the same time, in two processes."""
     from concurrent.futures import ProcessPoolExecutor
 
     middle = size // 2
@@ -114,16 +116,16 @@ def half(path: str, begin: int, end: int, size: int) -> Found:
 
 
 def _pieces(fd: int, begin: int = 0, end: int = -1) -> Iterator[tuple[bytes, bytes]]:
-    """Blocks of a file from `begin` to `end`, or of a pipe to its end, each with some of what stands before it."""
+    """Blocks of a file from `begin` to `end`, or of a pipe to its end; each with some bytes from before it."""
     before = b""
     if end >= 0 and begin:
         before = os.pread(fd, min(begin, BEFORE), max(0, begin - BEFORE))
     while begin < end:
         block = os.pread(fd, min(CHUNK, end - begin), begin)
-        if not block:  # cut meanwhile
+        if not block:  # the file has been truncated meanwhile
             return
         begin += len(block)
-        # A line is of the block in which it begins.
+        # A line belongs to the block in which it begins.
         yield before, block + os.pread(fd, scan.LONG, begin).partition(b"\n")[0] * (block[-1:] != b"\n")
         before = block[-BEFORE:]
     rest = b""
@@ -151,7 +153,7 @@ def _stretch(pieces: Iterator[tuple[bytes, bytes]], line: int, size: int, done: 
     begun = line
     for before, block in pieces:
         if b"\n" not in before[-scan.LONG :]:
-            before = b""  # a line without end: what is here of it is read like a line of its own
+            before = b""  # a line that does not end: this part of it is read like a line of its own
         before, block = _plain(before), _plain(block)
         whole = before + block
         low = whole.lower()
@@ -174,17 +176,17 @@ def _stretch(pieces: Iterator[tuple[bytes, bytes]], line: int, size: int, done: 
 
 
 def _key(hit: Hit) -> Any:
-    """Of the hits with the same key in a file the first is kept."""
+    """Keeps the first of the hits that have the same key in one file."""
     return hit.error, hit.said.rank, hit.frame
 
 
 def _plain(block: bytes) -> bytes:
-    """Without the zeros of UTF-16 and of holes, and the middle of very long lines."""
+    """The block without zero bytes (UTF-16, holes in files) and without the middle of very long lines."""
     return scan.shortened(block.replace(b"\0", b"") if b"\0" in block else block)
 
 
 def _around(whole: bytes, low: bytes, begin: int, found: list[Hit]) -> list[Hit]:
-    """`found`, with what every pattern finds near it."""
+    """`found`, and what all patterns find near those hits."""
     more = {hit.at: hit for hit in found}
     last = begin
     for hit in found[:50]:
@@ -200,7 +202,7 @@ def _around(whole: bytes, low: bytes, begin: int, found: list[Hit]) -> list[Hit]
 
 
 def _numbered(found: list[Hit], block: bytes, low: bytes, line: int) -> list[Hit]:
-    """`found`, in order, with line numbers in the place of offsets; `line` is the number of the block's first line."""
+    """`found`, in order, with line numbers instead of offsets. `line`: the number of the block's first line."""
     numbered, last = [], 0
     several = len(found) > 1 or line > 1
     progress = scan.Progress(low)

@@ -1,4 +1,4 @@
-"""What a log said, as JSON and back: nothing of it is believed that is not of its type, in its range and printable."""
+"""A log's reading as JSON and back. Every value is checked: its type, its range, and that it is printable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def to_dict(reading: Reading) -> dict[str, Any]:
 
 
 def from_dict(row: dict[str, Any]) -> Reading:
-    """What to_dict gave. Raises TypeError where it is something else."""
+    """The Reading that `to_dict` wrote. Raises TypeError for anything else."""
     reading = Reading(**row)
     return reading._replace(
         cause=Cited(**row["cause"]) if row.get("cause") else None,
@@ -33,8 +33,8 @@ def from_dict(row: dict[str, Any]) -> Reading:
 
 
 def read_reading(text: str) -> Reading | None:
-    """A log's reading from JSON; None where it is none. A node has written it: each value is looked at, or one odd row
-    would end every run."""
+    """A log's reading from JSON; None if it is not one. A node wrote it, so each value is checked: otherwise one odd
+    row would make every run fail."""
     try:
         return validated(json.dumps(to_dict(from_dict(json.loads(text)))).encode())
     except (ValueError, TypeError, AttributeError, RecursionError, NotALog):
@@ -42,12 +42,12 @@ def read_reading(text: str) -> Reading | None:
 
 
 class NotALog(Exception):
-    """There is a file, and it is not this job's log; the text says why."""
+    """The file exists but is not this job's log; the text says why."""
 
 
 def validated(answer: bytes) -> Reading | None:
-    """What a child said as a Reading, every value of its type, in its range and printable. The child has the user's
-    rights: nothing that it says is believed. Raises ValueError; NotALog with its own words."""
+    """A child's answer as a Reading. The child runs with the user's rights, so every value is checked: its type, its
+    range, and that it is printable. Raises ValueError; NotALog in the child's own words."""
     try:
         said = json.loads(answer)
     except RecursionError:
@@ -88,23 +88,23 @@ def _cited(value: Any) -> Cited:
 
 def _list(value: Any, most: int) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"its reader's answer has {type(value).__name__}, where a list belongs")
+        raise ValueError(f"the log reader answered with {type(value).__name__} instead of a list")
     return value[:most]
 
 
 def _line(value: Any, most: int) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"its reader's answer has {type(value).__name__}, where a text belongs")
+        raise ValueError(f"the log reader answered with {type(value).__name__} instead of a text")
     return "".join(one if one.isprintable() else "?" for one in value[:most])
 
 
 def _number(value: Any, most: float) -> float:
     if type(value) not in (int, float) or not 0 <= value <= most:
-        raise ValueError(f"its reader's answer has a number that is none of 0 to {most:g}")
+        raise ValueError(f"the log reader answered with a number outside 0 to {most:g}")
     return float(value)
 
 
 def _whole(value: Any) -> int | None:
     if value is not None and (type(value) is not int or not 0 <= value < 1 << 53):
-        raise ValueError("its reader's answer has a count that is none")
+        raise ValueError("the log reader answered with something that is not a count")
     return value

@@ -1,10 +1,10 @@
-"""The lines of a log that speak of a failure, found at the speed of memory: bytes in, hits out.
+"""Finds the lines of a log that report a failure, at the speed of memory: bytes in, hits out.
 
-A pass over a block costs a search for each anchor (known.py). Where an anchor is in very many lines (a flood, or
-an ordinary line that holds it) lines are told apart by their shape, which is the line without its digits.
+A pass over a block costs one search for each anchor (known.py). If an anchor is in very many lines (a flood, or an
+ordinary line that contains it), lines are told apart by their shape: the line without its digits.
 
-Users write these lines. So that no line costs more than its length, each is read once and as a whole, and of a very
-long one only both ends (`shortened`).
+Users control these lines. So that no line costs more than its length, each is read once and as a whole; of a very
+long line only both ends are read (`shortened`).
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 WINDOW = 2048
 """Bytes of an ordinary line."""
 LONG = 8192
-"""Bytes of a line that are read; of a longer one so many at its ends."""
+"""Bytes of a line that are read; a longer line is read only at both ends."""
 CUT = b" ... "
 MANY = 64
-"""Anchors up to which it is faster to look for each than to read every line."""
+"""Up to this number of anchors it is faster to search for each than to read every line."""
 SMALL = 1 << 16
-"""Bytes of a block that may be searched for any number of anchors."""
+"""A block of at most so many bytes is searched for any number of anchors."""
 PROGRESS = re.compile(rb"\b(?:iteration|iter|global_step|step|epoch)\b[^\n]{0,40}\d")
 WENT_ON = 10
-"""Lines of progress after an error, within LATER bytes, that say that the job survived it: ranks that do not know yet
-that another one has died print a few."""
+"""So many lines of progress within LATER bytes after an error mean that the job survived it. A few mean nothing: ranks
+that do not know yet that another has died print them."""
 LATER = 65536
 FLOOD = 300
-"""Lines of one anchor in a block that are looked at one by one."""
+"""Lines with one anchor in a block that are read one by one."""
 VARIED = 2000
-"""Shapes in a block up to which it is read by shape."""
+"""A block with more shapes than this is not read by shape."""
 MOST = 5000
 """Lines of a file that are read one by one."""
 WHO = re.compile(rb"\brank[ :=_]?\d+|^\[?\d+[\]:]|^\[\d+,\d+\]|\b[a-z][a-z._-]*\d+(?=:)")
@@ -47,23 +47,23 @@ DIGITS = b"0123456789"
 XID = re.compile(rb"\bxid\b[ :=#]{0,3}(?:\((?:pci:)?[^)\n]{0,40}\):? )?(?:error |code |is ){0,2}(\d{1,3})\b(.{0,200})")
 WORDS = "words of "
 MILD = re.compile(rb"(?:\b|user)(?:warn(?:ing)?|info|debug|deprecated|retrying|skipping)\b")
-"""What such a line says did not end a job."""
+"""What such a line reports did not end a job."""
 EXCEPTION = re.compile(rb"(?:error|exception|interrupt|exit|timeout|abort)(?::|\(|\s*$)")
 ROOT = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d{1,6})")
 SOME_XID = Known("Xid", "node", "hardware", "first", 0.85, "gpu", "")
 MENDED = (63, 92)
-"""Xids of hardware through which programs run on."""
+"""Xids of hardware that programs survive."""
 PROGRAM = Known("exception", "application", "application", "first", 0.65, "code", "CPython")
 
 GENERAL = ("RuntimeError", "OSError", "IOError", "ConnectionError", "TimeoutError", "Exception", "SystemError")
-"""Exceptions that say nothing of whose fault it is: the words of their message decide."""
+"""Exceptions that do not tell whose fault it is: their message decides."""
 
 
 class Hit(NamedTuple):
     """A line that speaks of a failure."""
 
     at: int
-    """Offset in the block, later the line's number."""
+    """First the offset in the block, later the line's number."""
     known: Known
     error: str
     frame: str
@@ -74,7 +74,7 @@ class Hit(NamedTuple):
 
 
 def shortened(block: bytes) -> bytes:
-    """`block` with the middle of its very long lines left out; as many lines as before."""
+    """`block` without the middle of its very long lines. The number of lines stays the same."""
     pieces, done, at = [], 0, 0
     while at + LONG < len(block):
         start = max(block.rfind(b"\n", at, at + LONG), block.rfind(b"\r", at, at + LONG)) + 1
@@ -89,7 +89,7 @@ def shortened(block: bytes) -> bytes:
 
 
 def hits(block: bytes, low: bytes, begin: int, anchors: Collection[bytes]) -> list[Hit]:
-    """Hits at `begin` or later, in order, their `at` an offset in `block`; `low` is `block` in lower case."""
+    """Hits at `begin` or later, in order; their `at` is an offset in `block`. `low`: `block` in lower case."""
     frames = python.Frames(len(block))
     if len(anchors) > MANY and len(low) - begin > SMALL:
         return _every(block, low, begin, frames)
@@ -113,11 +113,11 @@ def hits(block: bytes, low: bytes, begin: int, anchors: Collection[bytes]) -> li
 
 
 def _every(block: bytes, low: bytes, begin: int, frames: python.Frames) -> list[Hit]:
-    """The same for a block that holds very many of the anchors: each line is read."""
+    """The same for a block with very many anchors: each line is read."""
     found, at = [], begin
     for text in low[begin:].split(b"\n"):
         for line in text.split(b"\r") if b"\r" in text else (text,):
-            # a line is of the block in which it begins
+            # a line belongs to the block in which it begins
             if line and (at > begin or not begin or low[begin - 1 : begin] in b"\n\r"):
                 found.append(hit(block, low, at, at + len(line), frames))
             at += len(line) + 1
@@ -125,12 +125,12 @@ def _every(block: bytes, low: bytes, begin: int, frames: python.Frames) -> list[
 
 
 def alike(block: bytes, low: bytes, begin: int, seen: set[tuple[bytes, bytes]]) -> list[Hit] | None:
-    """The same as `hits` with every pattern, where lines differ in little but their digits; None where they don't.
+    """The same as `hits` with every pattern, if the lines differ in little but their digits; None if they don't.
 
-    One line of each shape is read, and of the shapes that speak of a failure one for each rank or host; `seen` keeps
-    them from block to block.
+    One line of each shape is read; for shapes that report a failure, one line for each rank or host. `seen` keeps
+    the shapes from block to block.
     """
-    if begin and low[begin - 1 : begin] != b"\n":  # a line is of the block in which it begins
+    if begin and low[begin - 1 : begin] != b"\n":  # a line belongs to the block in which it begins
         begin = low.find(b"\n", begin) + 1 or len(low)
     shapes = low[begin:].translate(None, DIGITS).split(b"\n")
     if len(shapes) < 2 or len(first := dict(zip(reversed(shapes), reversed(range(len(shapes)))))) > VARIED:
@@ -168,14 +168,14 @@ def _bounds(low: bytes, at: int) -> tuple[int, int]:
 
 
 def _ends(text: bytes, at: int, last: int | None = None) -> tuple[int, int]:
-    """The next newline and the next carriage return before it; -1 for none."""
+    """The next newline, and the next carriage return before it; -1: none."""
     newline = text.find(b"\n", at, last)
     return newline, text.find(b"\r", at, newline if newline >= 0 else last)
 
 
 def _shapes(low: bytes, anchor: bytes, begin: int, at: int, lines: Iterable[bytes]) -> Iterator[tuple[int, int]]:
-    """The first line of each shape that holds `anchor`, of at most FLOOD shapes, at or after `begin`, among `lines`,
-    the first of which is at `at`."""
+    """The first line of each shape with `anchor`, at or after `begin`, for at most FLOOD shapes. `at`: where the first
+    of `lines` begins."""
     known: set[bytes] = set()
     for line in lines:
         if at + len(line) > begin and anchor in line:
@@ -189,7 +189,7 @@ def _shapes(low: bytes, anchor: bytes, begin: int, at: int, lines: Iterable[byte
 
 
 def hit(block: bytes, low: bytes, start: int, end: int, frames: python.Frames) -> Hit | None:
-    """What one line says, None if it is no failure's."""
+    """What one line says; None if it reports no failure."""
     line = low[start:end]
     known = xid(line) if b"xid" in line else None
     known = known or logs_known.recognise(line)
@@ -225,7 +225,7 @@ def _surely(known: Known) -> Known:
 
 
 class Progress:
-    """The lines of progress in a block; looked for once."""
+    """The lines of progress in a block, searched for once."""
 
     def __init__(self, low: bytes) -> None:
         self.low = low
@@ -241,7 +241,7 @@ class Progress:
 
 
 def xid(line: bytes) -> Known | None:
-    """What an Xid in a line means, by the catalogue: hardware is the node's, what programs cause is theirs."""
+    """An Xid in a line, by the catalogue: hardware blames the node, application the program, else nobody."""
     found = XID.search(line)
     if not found or logs_known.denied(line, found.start(), found.end(1), SOME_XID):
         return None
@@ -259,7 +259,7 @@ def xid(line: bytes) -> Known | None:
 
 
 def ready() -> None:
-    """Read in the tables, for who may not open files later."""
+    """Loads the tables now, for a process that may not open files later."""
     logs_known.table()
     for name in ("xids", "nvlink5"):
         catalog.load(name)

@@ -1,4 +1,4 @@
-"""The journal's table of decisions: changes of the node that were made, refused, put off, or would have been made."""
+"""The journal's table of decisions: changes of the node that were made, refused or put off, or would have been made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def note(
     journal: Journal, now: float, program: str, action: str, words: str, detail: str, was: str, job: int | None
 ) -> int:
-    """A row in the decision table; the same decision again and again is one row."""
+    """Add a row to the decision table, or renew the last row if it is the same decision."""
     last = journal.one("SELECT id, action, reason, result, was FROM decision ORDER BY id DESC LIMIT 1")
     if last and last[1:] == (action, words, detail, was) and action not in ("drained", "claimed"):
         journal.write("UPDATE decision SET time = ? WHERE id = ?", now, last[0])
@@ -34,7 +34,7 @@ def note(
 
 
 def confirmed(journal: Journal, kept: dict[str, Any] | None) -> None:
-    """Whatever became of it since: the claim was a drain."""
+    """Note that the hold's claim became a drain."""
     journal.write(
         "UPDATE decision SET action = 'drained' WHERE id = ? AND action = 'claimed'", (kept or {}).get("decision")
     )
@@ -50,5 +50,5 @@ def of_fault(worst: Judged) -> str:
 
 
 def of_reason(ours: Reason) -> str:
-    """The same, of a reason."""
+    """The same for a reason."""
     return f"{ours.fact} {reason.which(ours)} {ours.next or ours.rung}"

@@ -1,7 +1,7 @@
-"""The environment of a Prolog or Epilog of slurmd as a value, and how the job ended as far as an epilog can know.
+"""The environment of slurmd's Prolog or Epilog as a value, and how the job ended as far as an epilog can know.
 
-Read from the hooks' environments of Slurm 22.05, 24.11, 25.11 and 26.05. They hold no PATH, HOME or LANG, and a
-HealthCheckProgram's nothing but SLURMD_NODENAME.
+Taken from the hooks' environments of Slurm 22.05, 24.11, 25.11 and 26.05. They have no PATH, HOME or LANG; that of a
+HealthCheckProgram has only SLURMD_NODENAME.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ MAX_GPUS = 1024
 GPU_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-/")
 OOM = 125
 LAUNCH = (53, 54)
-"""Slurm's "signals" of a job that never ran: no output file could be opened (53), the prolog failed (54)."""
+"""Slurm's "signals" for a job that never ran: its output file could not be opened (53), the prolog failed (54)."""
 
 
 @frozen
 class Job:
-    """One job on this node, as slurmd tells its hooks."""
+    """One job on this node, as slurmd describes it to its hooks."""
 
     job_id: int
     node: str
-    """This node's name in Slurm, which need not be the host's."""
+    """This node's name in Slurm; the host may have another."""
     context: str = ""
     """`prolog_slurmd` or `epilog_slurmd`."""
     restart: int = 0
@@ -41,23 +41,23 @@ class Job:
     gpus: tuple[int, ...] = ()
     """Positions in slurmd's list of gres (`slurmd -G`): neither minor numbers nor NVML's indices."""
     gpu_names: tuple[str, ...] = ()
-    """What was no position: `GPU-…` and `MIG-…` names."""
+    """Names instead of positions: `GPU-…` and `MIG-…`."""
     sharing: Literal["", "mig", "mps"] = ""
-    """How a GPU is shared, where the environment says so: a job with a shard of a GPU looks like one with all of it."""
+    """How a GPU is shared, if the environment says so: a job with a shard of a GPU looks like a job with all of it."""
     batch: bool = False
     stdout: str = ""
-    """Of a batch job: --output as its user wrote it, patterns and all, and absolute; "" for Slurm's default name."""
+    """--output of a batch job, with its patterns, as an absolute path; "" for Slurm's default name."""
     stderr: str = ""
-    """--error likewise; "": it goes where stdout goes."""
+    """--error likewise; "": the same file as stdout."""
     work_dir: str = ""
     start: int | None = None
     """Seconds since the epoch; from 24.11 on."""
     end: int | None = None
     exit_code: int | None = None
-    """None in a prolog. A cancelled, timed out or requeued job has 0 here, as a good one."""
+    """None in a prolog. A cancelled, timed out or requeued job has 0 here, like a good job."""
     signal: int = 0
     derived_code: int = 0
-    """The highest of the steps' exit codes. 0 is no proof: Slurm before 26.05 loses it when the job ends at once."""
+    """The highest of the steps' exit codes. 0 proves nothing: Slurm before 26.05 loses it when the job ends at once."""
     derived_signal: int = 0
 
     @property
@@ -66,7 +66,7 @@ class Job:
 
 
 def read(environ: Mapping[str, str]) -> Job:
-    """The job in a hook's environment. Raises ValueError naming the variable and what is wrong with it."""
+    """The job in a hook's environment. Raises ValueError, which names the variable and what is wrong with it."""
     if not environ.get("SLURM_JOB_ID"):
         raise ValueError("SLURM_JOB_ID is not set: only slurmd starts this program, as Prolog or Epilog")
     if not environ.get("SLURMD_NODENAME"):
@@ -106,7 +106,7 @@ def read(environ: Mapping[str, str]) -> Job:
 
 
 def failed(job: Job) -> str | None:
-    """How the job itself failed, or None: also for one that never ran (`outcome` tells them apart)."""
+    """How the job itself failed; None if it did not fail or never ran (`outcome` tells these apart)."""
     said = outcome(job)
     return None if said in ("ok", "launch") else said
 
@@ -114,8 +114,8 @@ def failed(job: Job) -> str | None:
 def outcome(job: Job) -> str:
     """`ok`, `launch`, `oom`, `exit 137`, `signal 11`, `derived 7` or `derived signal 11`.
 
-    `ok` includes what an epilog can't tell from success: cancelled, timed out, requeued, and in 22.05 a failed node;
-    24.11 and later say `signal 1` of a failed node.
+    `ok` includes what an epilog can't distinguish from success: cancelled, timed out, requeued, and in 22.05 a failed
+    node; with 24.11 and later a failed node gives `signal 1`.
     """
     if not job.exit_code and job.signal in LAUNCH:
         return "launch"
@@ -160,7 +160,7 @@ def _sharing(environ: Mapping[str, str], names: tuple[str, ...]) -> Literal["", 
 
 
 def _ended(environ: Mapping[str, str]) -> tuple[int | None, int]:
-    """Exit code and signal: EXIT_CODE2 says "137:0"; EXIT_CODE is the raw wait status, 35072. None, 0 in a prolog."""
+    """Exit code and signal; None, 0 in a prolog. EXIT_CODE2 says "137:0"; EXIT_CODE is the raw wait status, 35072."""
     pair = environ.get("SLURM_JOB_EXIT_CODE2")
     if pair:
         code, _, signal = pair.partition(":")
@@ -182,5 +182,5 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _is_number(text: str) -> bool:
-    """ASCII digits, few enough for 64 bits: `isdigit` alone accepts "²", and int() of 10,000 digits is slow."""
+    """Whether `text` is ASCII digits for 64 bits: `isdigit` also accepts "²", and int() of 10,000 digits is slow."""
     return text.isascii() and text.isdigit() and len(text) < 20

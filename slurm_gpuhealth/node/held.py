@@ -1,4 +1,4 @@
-"""Our hold on this node as the journal has it: kept in step with the node's record in Slurm, whoever changes that."""
+"""Our hold on this node as the journal has it. Follows the node's record in Slurm, which others may change."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.slurm.reason import Reason
 
 MEANWHILE = 2.0
-"""Seconds: slurmctld's times are whole ones."""
+"""Seconds of tolerance: slurmctld's times are whole seconds."""
 BEFORE = 600.0
-"""Seconds before a hold's beginning, by slurmctld's clock, in which its faults were decided on."""
+"""A hold's faults were decided on at most so many seconds before it began by slurmctld's clock."""
 
 
 def look_at_hold(settings: Settings, journal: Journal, node: str, now: float) -> NodeRecord | None:
-    """Read the node's record and take note of what became of our hold; None, said, when Slurm gives no answer."""
+    """Read the node's record and note what became of our hold. If Slurm gives no answer: None, and it is logged."""
     lane = turn(settings)
     try:
         found = control.show_node(settings.slurm, node)
-        if lane is not None:  # else what we read may be older than what another program of ours is doing
+        if lane is not None:  # otherwise another program of ours may be changing it just now
             follow_hold(settings, journal, found, now)
             heed(journal, "check", found, now, None)
         return found
@@ -42,7 +42,7 @@ def look_at_hold(settings: Settings, journal: Journal, node: str, now: float) ->
 
 
 def follow_hold(settings: Settings, journal: Journal, found: NodeRecord, now: float) -> None:
-    """Take note of what became of our hold, or find it again when the journal was lost."""
+    """Note what became of our hold; if the journal was lost, find the hold again."""
     ours, kept = found.ours, journal.get("hold")
     if kept and (not ours or _is_later(ours, kept["reason"])):
         before, lost = kept, _how_lost(settings, found, kept)
@@ -60,36 +60,36 @@ def follow_hold(settings: Settings, journal: Journal, found: NodeRecord, now: fl
 
 
 def _fact(kept: dict[str, Any]) -> str:
-    """`gpuhealth:Xid79 GPU3`: what a hold was about, however far its ladder was climbed."""
+    """`gpuhealth:Xid79 GPU3`: what a hold was about, whatever its rung."""
     return " ".join(kept["reason"].split(" ")[:2])
 
 
 def _how_lost(settings: Settings, found: NodeRecord, kept: dict[str, Any]) -> str:
-    """How a hold that is gone may have been lost by slurmctld; "" where it was an admin. Raises control.SlurmError."""
-    if found.owner == "admin":  # the admin's own text stands there
+    """How slurmctld may have lost a hold that is gone; "" if an admin ended it. Raises control.SlurmError."""
+    if found.owner == "admin":  # the reason is the admin's own
         return ""
     if "seen" not in kept:
         return "nobody saw it stand after it was written"
     up = control.up(settings.slurm)
-    if time.time() - up >= kept["seen"] - MEANWHILE:  # not the time when our program began: it may have tested since
-        return f"slurmctld has started anew {up:.0f} s ago, and may have lost it"
+    if time.time() - up >= kept["seen"] - MEANWHILE:  # not `now`: our program may have run a test since then
+        return f"slurmctld restarted {up:.0f} s ago, and may have lost it"
     return ""
 
 
 def _lost(journal: Journal, found: NodeRecord, kept: dict[str, Any], how: str, now: float) -> None:
-    """What the hold was about waits again. Once: if that is lost too, somebody or something does not want it."""
+    """The hold's faults wait again. Only once: if the next hold is gone too, somebody does not want it."""
     decisions.confirmed(journal, kept)
     journal.put("hold", None)
     journal.put("put-off", None)
     journal.put("lost", {"fact": _fact(kept), "time": now})
     count = record.reopen_since(journal, kept["since"] - BEFORE)
-    detail = f"{how}: what stands (findings: {count}) asks again, once"
+    detail = f"{how}: its faults (findings: {count}) ask again, once"
     decisions.note(journal, now, "check", "lost", kept["reason"], detail, found.reason, None)
     say(f"{found.name}: our hold is gone: {detail}", error=True)
 
 
 def _is_later(ours: Reason, kept: str) -> bool:
-    """Whether somebody asked for a test after our hold for a fault had been ended: a hold of its own."""
+    """Whether this is a new hold: somebody asked for a test after our hold for a fault had ended."""
     return _is_request(ours) and not _is_request(reason.parse(kept))
 
 
@@ -102,30 +102,30 @@ def _hold_gone(
 ) -> None:
     decisions.confirmed(journal, kept)
     journal.put("hold", None)
-    if _is_request(reason.parse(kept["reason"])):  # cancelled, or undone from afar: it spoke of no fault
+    if _is_request(reason.parse(kept["reason"])):  # cancelled, or undone from another host: it was about no fault
         record.reopen_standing(journal)
     acks = remark.read_said(found.comment).acks
     count = record.acknowledge(journal, now + settings.drain.ack, acks)
-    if found.owner == "admin":  # and knows what it was about
+    if found.owner == "admin":  # the admin knows what it was about
         detail = "an admin holds the node now"
         decisions.note(journal, now, "check", "taken over", kept["reason"], detail, found.reason, None)
         return
     whose = f"gone a second time ({lost})" if lost else "resumed by an admin"
-    detail = f"{whose}: what stands (findings: {count}) is left alone until it is mended"
+    detail = f"{whose}: its standing faults (findings: {count}) are left alone until they are mended"
     decisions.note(journal, now, "check", "acked", kept["reason"], detail, found.reason, None)
     say(f"{found.name}: our hold is gone: {detail}")
 
 
 def turn(settings: Settings) -> int | None:
-    """The lock under which we ask Slurm and believe the answer: fifty prologs that see one fault are one drain.
+    """The lock for reading and changing the node in Slurm: if fifty prologs see one fault, they drain once.
 
-    Who has it needs that long, and what a claim waits, unless slurmctld answers again and again, and each time late.
+    The limit is the time that the holder of the lock usually needs, with a claim's wait.
     """
     return lock.take(settings, "slurm", time.monotonic() + 2 * settings.slurm.timeout + 2.0)
 
 
 def heed(journal: Journal, program: str, found: NodeRecord, now: float, job: int | None) -> bool:
-    """Whether the node's Comment acknowledges faults that wait: those are left alone."""
+    """Leave alone the waiting faults that the node's Comment acknowledges. Returns whether there are any."""
     acks = remark.read_said(found.comment).acks
     until = record.acked(journal, acks, now) if acks else {}
 

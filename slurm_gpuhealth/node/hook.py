@@ -1,4 +1,4 @@
-"""What the programs that Slurm starts have in common: who we are, the configuration, the journal, a gentle end."""
+"""What the programs that Slurm starts have in common: their node, the configuration, the journal, a safe exit."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ else:  # see child.py
     from _signal import signal as set_handler
 
 BY_HAND = """
-It takes no options; Slurm starts it. By hand, as root on a node: SLURMD_NODENAME=$(hostname -s) and the program's path.
-What it does is in gpuhealth.toml ($GPUHEALTH_CONFIG, or /etc/gpuhealth/gpuhealth.toml); what it saw: gpuhealth status.
+Slurm starts it; it takes no options. To run it by hand, as root on a node: SLURMD_NODENAME=$(hostname -s) PROGRAM
+Its configuration: $GPUHEALTH_CONFIG, or /etc/gpuhealth/gpuhealth.toml. What it saw: gpuhealth status.
 """
 _journal: Journal | None = None
-"""Of this program, for `run`'s last words."""
+"""This program's journal, for `run` to record a failure in."""
 
 
 def job() -> tuple[Job, Settings, Journal] | None:
-    """The job that slurmd starts us for, settings and journal; None when there is nothing to do for it."""
+    """The job that slurmd started us for, settings and journal; None if there is nothing to do."""
     from slurm_gpuhealth.node import environment
 
     try:
@@ -42,7 +42,7 @@ def job() -> tuple[Job, Settings, Journal] | None:
 
 
 def start(node: str) -> tuple[Settings, Journal] | None:
-    """Settings and journal for `node`; None, said in syslog, when the configuration is broken: then change nothing."""
+    """Settings and journal for `node`. If the configuration is broken: None, and syslog says so; then do nothing."""
     from slurm_gpuhealth.config.load import config_path, load, refuse_if_writable_by_others
     from slurm_gpuhealth.config.settings import ConfigError
     from slurm_gpuhealth.node.journal import open_journal
@@ -57,7 +57,7 @@ def start(node: str) -> tuple[Settings, Journal] | None:
     global _journal
     _journal = journal = open_journal(settings.paths)
     if journal.trouble:
-        _say(f"{journal.trouble}; going on in {settings.paths.run}")
+        _say(f"{journal.trouble}; using {settings.paths.run} instead")
     if journal.get("corrupt"):
         _say(f"journal was corrupt: {journal.get('corrupt')}")
         journal.put("corrupt", None)
@@ -65,25 +65,25 @@ def start(node: str) -> tuple[Settings, Journal] | None:
 
 
 def run(body: Callable[[], int]) -> NoReturn:
-    """Exit with what `body` returns; with 0, loudly, when it is ended or fails in a way that nobody foresaw.
+    """Exit with what `body` returns. If it is ended or fails unexpectedly: exit with 0, and log that.
 
-    An exit code other than 0 from a prolog makes Slurm drain the node: a bug of ours must not (law 2, law 5).
+    If a prolog exits with another code than 0, Slurm drains the node. A bug of ours must not cause that.
     """
     set_handler(SIGTERM, _terminated)
-    if len(sys.argv) > 1 and sys.argv[1] in ("-h", "--help"):  # Slurm gives none
+    if len(sys.argv) > 1 and sys.argv[1] in ("-h", "--help"):  # Slurm gives no arguments
         print(f"{sys.modules[body.__module__].__doc__}{BY_HAND}")
         sys.exit(0)
     try:
         code = body()
     except SystemExit:
-        _say("ended by a signal before it was done; the job goes on")
+        _say("a signal ended this program before it was done; the job goes on")
         code = 0
-    except Exception as error:  # the one place: the top of a program whose failure must not stop jobs
+    except Exception as error:  # only here: the top of a program that must never stop jobs
         import traceback
 
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
-        _say(f"{text}; a fault of this program: it ends here, and the job goes on")
+        _say(f"{text}; this is a bug of this program, which ends here; the job goes on")
         if _journal:
             _last_words(_journal, error, text)
         code = 0
@@ -93,10 +93,10 @@ def run(body: Callable[[], int]) -> NoReturn:
 def _last_words(journal: Journal, error: Exception, text: str) -> None:
     try:
         if journal.doubt(error):
-            _say("the journal was corrupt, and is set aside: the next run begins a new one")
+            _say("the journal was corrupt and is set aside: the next run begins a new one")
         journal.put("failure", {"time": time.time(), "program": os.path.basename(sys.argv[0]), "error": text})
-    except Exception as failure:  # nor may these stop jobs
-        _say(f"this could not be written down: {type(failure).__name__}: {failure}")
+    except Exception as failure:  # this must not stop jobs either
+        _say(f"this could not be recorded: {type(failure).__name__}: {failure}")
 
 
 def _terminated(*_: object) -> NoReturn:

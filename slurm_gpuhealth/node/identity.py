@@ -1,8 +1,8 @@
-"""Which GPU Slurm means: its number is a position in slurmd's gres list, not NVML's index, the minor or DCGM's id.
+"""Which GPU Slurm means: its number is a position in slurmd's gres list, not NVML's index, a minor or DCGM's id.
 
     position ──slurmd -G──▶ device file ──▶ minor ──/proc/driver/nvidia/gpus/*/information──▶ UUID
 
-Learnt once a boot and kept in the journal; nothing here can hang in the driver.
+The map is learnt once per boot and kept in the journal. Nothing here can hang in the driver.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.node.journal import Journal
 
 AGAIN = 600.0
-"""Seconds before a map that could not be told is tried again."""
+"""Seconds before the map is tried again if it could not be learnt."""
 UNKNOWN = ""
-"""In place of a UUID: Slurm has a GPU there that the driver does not know."""
+"""In place of a UUID: Slurm has a GPU that the driver does not know."""
 
 
 def of_job(settings: Settings, journal: Journal, job: Job) -> list[str] | None:
-    """The UUIDs of the job's GPUs; None when that is not known (yet)."""
+    """The UUIDs of the job's GPUs; None if they are not known (yet)."""
     whole = [name for name in job.gpu_names if name.startswith("GPU-")]
     if job.gpu_names:
         return whole if len(whole) == len(job.gpu_names) else None
@@ -38,7 +38,7 @@ def of_job(settings: Settings, journal: Journal, job: Job) -> list[str] | None:
 
 
 def learn(settings: Settings, journal: Journal, node: str, again: bool = False) -> str:
-    """Learn the map if this boot's is not known; "" or why it could not be told. `again`: also where doubtful."""
+    """Learn the map if this boot's is not known; returns "" or why that failed. `again`: learn it even if known."""
     boot = boot_id(settings)
     gres = journal.get("gres", {})
     if gres.get("boot") == boot and not again:
@@ -51,25 +51,25 @@ def learn(settings: Settings, journal: Journal, node: str, again: bool = False) 
     try:
         uuids = _uuids(control.gres_map(settings.slurm, node), known)
     except (control.SlurmError, ValueError) as failure:
-        error = f"Slurm's GPU numbers can't be told from one another: {failure}"
+        error = f"which GPUs Slurm's numbers mean is not known: {failure}"
         from slurm_gpuhealth.say import say
 
-        say(f"{error}; the whole node is looked at instead")
+        say(f"{error}; the whole node is checked instead")
     journal.put("gres", {"boot": boot, "time": time.time(), "uuids": uuids, "error": error})
     return error
 
 
 def doubtful(journal: Journal, now: float) -> bool:
-    """Whether it is time to learn the map again: slurmd did not answer, or the driver had not started all GPUs yet."""
+    """Whether to learn the map again: slurmd did not answer, or the driver had not started all GPUs yet."""
     gres = journal.get("gres", {"uuids": (), "error": "not learnt"})
     return bool(gres["error"] or UNKNOWN in gres["uuids"]) and not 0 <= now - gres.get("time", 0) < AGAIN
 
 
 def renumber(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
-    """The driver's list, and the GPUs that we know brought up to it: after a reboot an address may be another GPU's."""
+    """The driver's list of GPUs. Updates the GPUs that we know: after a reboot, another GPU may have an address."""
     from slurm_gpuhealth.evidence import inventory
 
-    # Without persistence mode the driver has no UUID for a GPU that nobody has opened since the boot.
+    # Without persistence mode the driver has no UUID for a GPU until somebody opens it.
     listed = [gpu for gpu in inventory.identities(settings) if gpu["uuid"]]
     old = {gpu["uuid"]: gpu for gpu in journal.get("gpus", [])}
     if listed and journal.get("nvml-boot") != boot_id(settings):
@@ -80,7 +80,7 @@ def renumber(settings: Settings, journal: Journal) -> list[dict[str, Any]]:
 
 
 def everything(journal: Journal) -> list[str]:
-    """The UUIDs of all of the node's GPUs that we know."""
+    """The UUIDs of all GPUs of the node that we know."""
     return [gpu["uuid"] for gpu in journal.get("gpus", [])]
 
 

@@ -1,4 +1,4 @@
-"""The log of a failed job, read in its epilog with its user's rights, and what it says written into the journal.
+"""Reads the log of a failed job in its epilog, with the user's rights, and writes what it says into the journal.
 
 parent (root)                         child (the job's user, docs/reading-job-logs.md)
 where is it? (node/output.py)    ──▶  opens it, reads head and tail, classifies (logs/read.py)
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.node.journal import Journal
 
     Part = tuple[int, str]
-    """The number of its first line, 0 where that is not known; its text."""
+    """The number of its first line, 0 if not known; its text."""
 
 MIB = 1 << 20
 ANSWER = 256 << 10
-"""Bytes that a child may say: a Reading of the longest texts has 136 KiB."""
+"""The most bytes that the child may answer: the largest Reading has 136 KiB."""
 MEMORY = 1 << 30
-"""Bytes for Python and the classifier, beside 24 for each byte of the log."""
+"""Bytes for Python and the classifier, in addition to 24 for each byte of the log."""
 LEAST = 0.5
-"""Seconds below which it is not begun."""
+"""With fewer seconds left, the log is not read."""
 SKEW = 60.0
 """Seconds by which a file server's clock may be behind ours."""
 ENDED = r"\*\*\* JOB {} ON \S{{1,255}} CANCELLED AT (\S{{1,40}}) "
-"""What slurmstepd writes below the output of a run that was requeued, preempted or lost its node."""
+"""slurmstepd writes this line after the output of a run that was requeued, preempted or lost its node."""
 RUNS = 1000
-"""Ends of runs that are looked at, the last ones; what a user has printed beyond that is none."""
+"""How many such lines are looked at, from the end; a user may print more of them."""
 
 
 def read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Reading | None:
-    """Read the failed `job`'s log until `deadline` (monotonic) at most: what it says is also in the journal.
+    """Read the failed `job`'s log until `deadline` (monotonic) at most; the Reading is also in the journal.
 
-    None: there is none here, or it could not be read, which is said. Raises nothing: the epilog has more to do.
+    None: there is no log here, or it could not be read, which is logged. Never raises: the epilog has more to do.
     """
     try:
         return _read(settings, journal, job, min(deadline, time.monotonic() + settings.joblog.timeout))
@@ -61,7 +61,7 @@ def read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Rea
 
 
 def _read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Reading | None:
-    if not job.uid or job.gid is None:  # root's own jobs: nothing would be left to give up
+    if not job.uid or job.gid is None:  # a job of root: there is no other user to become
         return None
     if deadline - time.monotonic() < LEAST:
         raise TimeoutError("no time is left for it")
@@ -72,7 +72,7 @@ def _read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Re
     restart, started, ended = journal.one(
         "SELECT restart, started, ended FROM job WHERE job = ? AND ended IS NOT NULL ORDER BY ended DESC", job.job_id
     ) or (job.restart, 0.0, 0.0)
-    since = started if started < ended else 0.0  # equal: the prolog was not ours to see
+    since = started if started < ended else 0.0  # equal: our prolog did not run
 
     def start(left: float) -> child.Completed:
         return child.told(
@@ -101,12 +101,12 @@ def _read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Re
 def as_user(job: Job, paths: Sequence[str], limits: JobLog, since: float, again: bool, seconds: float) -> bytes:
     """In the child: become the user, read, classify. The Reading as JSON, `null` without a log, or `{"error": …}`.
 
-    `since`: when the job began, 0 if that is not known; `again`: it had run before, maybe into the same file.
+    `since`: when the job began, 0 if not known; `again`: the job ran before, maybe with the same file.
     """
     try:
         from slurm_gpuhealth.logs import read as logs
 
-        # What these import and read of ours, now: later we may not enter the folder that Python is in.
+        # Load what these need now: as the user we may be unable to enter Python's folder.
         logs.read_text("")
         time.strptime("1", "%d")
         groups = rights.groups_of(job.user, job.uid or 0, job.gid or 0)
@@ -121,7 +121,7 @@ def as_user(job: Job, paths: Sequence[str], limits: JobLog, since: float, again:
             try:
                 found = read_file(path, limits.head_mib * MIB, limits.tail_mib * MIB, since)
                 parts += this_attempt(found, job.job_id, since) if again and since else found
-            except (FileNotFoundError, NotADirectoryError):  # as of a job without a file
+            except (FileNotFoundError, NotADirectoryError):  # a job without an output file
                 continue
             except (OSError, NotALog) as error:
                 wrong = f"{path!r}: {error.strerror if isinstance(error, OSError) else error}"
@@ -137,8 +137,8 @@ def as_user(job: Job, paths: Sequence[str], limits: JobLog, since: float, again:
 
 
 def read_file(path: str, head: int, tail: int, since: float) -> list[Part]:
-    """The first `head` and the last `tail` bytes of a regular file as it is now; never of anything else."""
-    # O_PATH opens nothing: a device would notice, a FIFO would wait.
+    """The first `head` and the last `tail` bytes of a regular file, and of nothing else."""
+    # O_PATH does not open the file itself: a device would notice that, and a FIFO would wait.
     place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(place).st_mode):
@@ -150,7 +150,7 @@ def read_file(path: str, head: int, tail: int, since: float) -> list[Part]:
         found = os.fstat(fd)
         if since and found.st_mtime < since - SKEW:
             raise NotALog("older than the job")
-        size = found.st_size  # 0 in /proc, whose files may never end
+        size = found.st_size  # 0 for files in /proc, which may never end
         if size <= head + tail:
             return [(1, _text(fd, 0, size))] if size else []
         last = _text(fd, size - tail, tail)
@@ -160,7 +160,7 @@ def read_file(path: str, head: int, tail: int, since: float) -> list[Part]:
 
 
 def _text(fd: int, offset: int, length: int) -> str:
-    """`length` bytes, fewer where the file was cut meanwhile. Without the zeros of a file's holes."""
+    """`length` bytes, fewer if the file was truncated meanwhile, and without the zeros of its holes."""
     data = bytearray()
     while len(data) < length:
         piece = os.pread(fd, length - len(data), offset + len(data))
@@ -171,7 +171,7 @@ def _text(fd: int, offset: int, length: int) -> str:
 
 
 def this_attempt(parts: list[Part], job_id: int, after: float) -> list[Part]:
-    """What follows the last run that slurmstepd ended before `after`: with --open-mode=append all runs are there."""
+    """The text after the last run that ended before `after`: with --open-mode=append the file has all runs."""
     for place in reversed(range(len(parts))):
         first, text = parts[place]
         last = text.rfind("\n")
@@ -190,7 +190,7 @@ def this_attempt(parts: list[Part], job_id: int, after: float) -> list[Part]:
 
 
 def joined(parts: Sequence[Part]) -> tuple[str, list[tuple[int, int]]]:
-    """One text, and for each part the line at which it begins there and in its file."""
+    """All parts as one text, and for each part its first line there and in its file."""
     text, starts, line = "", [], 1
     for first, part in parts:
         starts.append((line, first))
@@ -201,7 +201,7 @@ def joined(parts: Sequence[Part]) -> tuple[str, list[tuple[int, int]]]:
 
 
 def numbered(reading: Reading, starts: Sequence[tuple[int, int]]) -> Reading:
-    """`reading` with the line numbers of the files; 0 where what stands before was not read."""
+    """`reading` with line numbers of the files; 0 after a part of the file that was not read."""
 
     def moved(cited: Cited) -> Cited:
         at, first = max((one for one in starts if one[0] <= cited.line), default=(1, 0))

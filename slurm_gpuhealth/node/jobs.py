@@ -1,6 +1,6 @@
-"""What runs on this node and which GPUs it holds, from our own journal: no call to the controller.
+"""Which jobs run on this node and which GPUs they hold, from our own journal, without asking the controller.
 
-Also whether a job's GPUs may start without a test: a pass that is still fresh and nothing new since.
+Also whether a job may start without a test: its GPUs passed recently, and nothing new was found since.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.node.journal import Journal
 
 FINE = ("ok", "launch", "moved", "cancelled", "requeued")
-"""Outcomes that say nothing against the node: it ended well, never ran here, or somebody wished it."""
+"""Outcomes that say nothing against the node: the job ended well, never ran here, or somebody ended it."""
 
 
 def started(journal: Journal, job: Job, uuids: Sequence[str], now: float) -> None:
@@ -33,9 +33,9 @@ def started(journal: Journal, job: Job, uuids: Sequence[str], now: float) -> Non
 
 
 def ended(journal: Journal, job: Job, outcome: str, now: float) -> str:
-    """Record how `job` ended as far as an epilog can know; also one whose prolog was not ours to see. The outcome kept.
+    """Record how `job` ended as far as an epilog can know, even if our prolog did not run. Returns the kept outcome.
 
-    The epilog of a run that was requeued already tells the restart count of the next: so it is the open row that ends.
+    After a requeue the epilog already sees the restart count of the next run, so the row that is still open is ended.
     """
     row = journal.one("SELECT restart FROM job WHERE job = ? AND ended IS NULL ORDER BY restart DESC", job.job_id)
     restart = row[0] if row else job.restart
@@ -61,12 +61,12 @@ def ended(journal: Journal, job: Job, outcome: str, now: float) -> str:
 
 
 def turned_away(journal: Journal, job_id: int) -> None:
-    """The prolog sent this job elsewhere: what its epilog will see here is no failure of the job."""
+    """Note that the prolog sent this job elsewhere: its epilog here sees no failure of the job."""
     journal.write("UPDATE job SET outcome = 'moved' WHERE job = ? AND ended IS NULL", job_id)
 
 
 def running(journal: Journal, but: int = 0) -> list[tuple[int, list[str]]]:
-    """(job id, its GPUs) of what runs here, other than job `but`. What started before this boot runs no more."""
+    """(job id, its GPUs) of the jobs that run here, except job `but`. A job from before this boot has ended."""
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     rows = journal.rows("SELECT job, gpus FROM job WHERE ended IS NULL AND started > ? AND job != ?", booted, but)
     return [(job, gpus.split(",") if gpus else []) for job, gpus in rows]
@@ -92,7 +92,7 @@ def fresh_pass(journal: Journal, uuids: Sequence[str], level: int, since: float)
         )
         if row is None or not since <= row[0] <= time.time() + 1:
             return False
-        if row[1] not in ("pass", "config"):  # config: nothing against the GPU
+        if row[1] not in ("pass", "config"):  # config says nothing against the GPU
             return False
         if journal.one(
             "SELECT 1 FROM finding WHERE severity != 'info' AND time > ? AND (uuid = ? OR uuid IS NULL) LIMIT 1",

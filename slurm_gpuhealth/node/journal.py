@@ -1,18 +1,18 @@
-"""The node's own record: one SQLite file, the only place that this suite writes on a node.
+"""The node's own record: one SQLite file. This suite writes nowhere else on a node.
 
     state        small values by name: cursors, baselines, last readings, the hold, children that can't be killed
     finding      what was seen, and what the policy made of it; a fault waits for a decision until `acted` names one
     job          what ran here, on which GPUs, and how it ended
     diagnostic   DCGM results, one row a GPU
     decision     each change of the node that was made, refused, put off, or would have been made (shadow)
-    retest       GPUs whose bandwidth was low while other jobs ran: to be tested again when the node is idle
-    step         each rung that the ladder climbed here, and what came of it
+    retest       GPUs with low bandwidth while other jobs ran: to be tested again when the node is idle
+    step         each rung that the ladder ran here, and its result
     joblog       what a failed job's log said (joblog.py)
     outbox       which of these rows are new or changed and wait to be shipped (ship/outbox.py)
 
-Killed at any instruction it is good on the next run (WAL). A corrupt file, whatever SQLite or Python make of it, is set
-aside and begun anew with what could be read of it. When the disk is full or read-only a copy of it, acks and faults
-that wait included, goes on in `paths.run` (a tmpfs), and comes back when the disk does.
+A program may be killed at any instruction: the file is still good (WAL). A corrupt file, whatever error it causes, is
+set aside, and a new file begins with the rows that could be read. If the disk is full or read-only, a copy in
+`paths.run` (a tmpfs) is used, with acks and waiting faults; it is carried back when the disk works again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WAITS = "SELECT 1 FROM finding WHERE severity = 'fault' AND acted IS NULL AND cl
 
 
 def open_journal(paths: Paths) -> Journal:
-    """The journal in `paths.state`; in `paths.run`, or in memory, when that can't be written (`.trouble` says why)."""
+    """The journal in `paths.state`; if that can't be written, in `paths.run` or in memory (`.trouble` says why)."""
     trouble = ""
     try:
         journal = Journal(_connect(paths.state), paths.state, paths.run)
@@ -44,7 +44,7 @@ def open_journal(paths: Paths) -> Journal:
 
             journal_mend.come_back(journal.db, paths.run)
         return journal
-    except Exception as error:  # whatever it is, a node without a journal is looked at all the same
+    except Exception as error:  # any error: a node without a journal is checked all the same
         trouble = f"journal in {paths.state}: {error}"
     try:
         from slurm_gpuhealth.node import journal_mend
@@ -67,21 +67,21 @@ def _connect(folder: str) -> sqlite3.Connection:
 
 
 class Journal:
-    """An open journal. No method raises for a bad disk, or a corrupt file: it goes on elsewhere, or in a new one."""
+    """An open journal. No method raises for a bad disk or a corrupt file: it continues elsewhere or in a new file."""
 
     def __init__(self, db: sqlite3.Connection, folder: str, run: str, trouble: str = "") -> None:
         self.db = db
         self.folder = folder
-        """Where it is; "" in memory."""
+        """Where the file is; "" if in memory."""
         self.run = run
         self.trouble = trouble
         self._whole = False
-        """Inside `together`: then a statement that fails is not done elsewhere by itself."""
+        """Inside `together`: then a single statement that fails is not repeated elsewhere; the whole is."""
         self._again = False
-        """Opened again after an error that the file was not to blame for."""
+        """The file was opened again after an error that it did not cause."""
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of `name`, of marshal's types; `default` when absent or unreadable."""
+        """The value of `name`, of marshal's types; `default` if there is none."""
 
         def value() -> Any:
             row = self.db.execute("SELECT value FROM state WHERE name = ?", (name,)).fetchone()
@@ -104,13 +104,13 @@ class Journal:
         return iter(self._do(lambda: self.db.execute(sql, values).fetchall()))
 
     def write(self, sql: str, *values: Any) -> int:
-        """Run one INSERT, UPDATE or DELETE: the new row's id."""
+        """Run one INSERT, UPDATE or DELETE; returns the new row's id."""
         return self._do(lambda: self.db.execute(sql, values).lastrowid or 0)
 
     def together(self, body: Callable[[], Result]) -> Result:
-        """`body()` in one transaction: what it reads and writes is kept as a whole or not at all.
+        """`body()` in one transaction: all that it writes is kept, or nothing.
 
-        Where the disk is bad all of it is done again in the fallback. For short work: the other programs wait for it.
+        If the disk is bad, the whole body runs again in the fallback. For short work only: other programs wait for it.
         """
         if self._whole:
             return body()
@@ -134,26 +134,31 @@ class Journal:
         while True:
             try:
                 return work()
-            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: SQLite's words, of a bad file
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: SQLite's message for a bad file
                 if self._whole or not self.folder:
                     raise
                 self._fall_back(error)
 
     def prune(self, before: float) -> None:
-        """Forget what is older than `before`, but not what stands, runs, or waits to be shipped."""
+        """Delete rows older than `before`, except what stands, runs, or waits to be shipped."""
         waits = "({} NOT IN (SELECT id FROM outbox WHERE kind = '{}'))"
         for table, kind, key, which in (
             ("finding", "finding", "id", "seen < ?1 AND (NOT standing OR cleared IS NOT NULL)"),
             ("job", "run", "job", "(ended < ?1 OR started < ?1 - 366 * 86400)"),
             ("diagnostic", "diagnostic", "id", "time < ?1"),
-            ("decision", "decision", "id", "time < ?1 AND id < (SELECT max(id) FROM decision)"),  # numbers stay its own
+            (
+                "decision",
+                "decision",
+                "id",
+                "time < ?1 AND id < (SELECT max(id) FROM decision)",
+            ),  # the last stays, so that no number is used twice
             ("step", "step", "id", "time < ?1"),
             ("joblog", "log", "job", "time < ?1"),
         ):
             self.write(f"DELETE FROM {table} WHERE {which} AND {waits.format(key, kind)}", before)  # noqa: S608
 
     def doubt(self, error: Exception) -> bool:
-        """A program failed in a way that nobody foresaw: whether the file was to blame. Then it was set aside."""
+        """After an unexpected error of the program: whether the file caused it. If so, it was set aside."""
         if not self.folder:
             return False
         from slurm_gpuhealth.node import journal_mend
@@ -163,20 +168,20 @@ class Journal:
         path = os.path.join(self.folder, NAME)
         try:
             bad = journal_mend.set_aside(path, error)
-        except Exception:  # it can't be told
+        except Exception:  # it is not known
             bad = False
         try:
             self.db = open_file(path)
-        except Exception as trouble:  # the program has its last words yet to write
+        except Exception as trouble:  # the program must still record its failure
             self.db, self.folder, self.trouble = memory(), "", f"journal: {trouble}"
         return bad
 
     def settled(self) -> None:
-        """Note in `run` up to where the kernel log was read, unless something of it waits for a decision."""
+        """Note in `run` how far the kernel log was read, unless a fault waits for a decision."""
         cursor = self.get("kernel")
         if cursor and self.one(WAITS) is None:
             boot, last, offset, seen = cursor
-            line = f"{boot} {last:20d} {offset:20d} {seen:20.6f}\n"  # of one length: a write over it is whole
+            line = f"{boot} {last:20d} {offset:20d} {seen:20.6f}\n"  # of one length: each write replaces all
             try:
                 if os.lstat(self.run).st_uid != os.geteuid():
                     return
@@ -185,7 +190,7 @@ class Journal:
                     os.write(fd, line.encode())
                 finally:
                     os.close(fd)
-            except OSError:  # no folder, no space: then nothing is known there
+            except OSError:  # no folder or no space: then there is no note
                 pass
 
     def _fall_back(self, error: Exception) -> None:

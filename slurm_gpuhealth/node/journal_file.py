@@ -1,8 +1,8 @@
-"""The journal's file: opened, its tables made or brought up to date, in a folder that is ours alone."""
+"""The journal's file: opens it, makes or upgrades its tables, in a folder that only we can use."""
 
 from __future__ import annotations
 
-import _sqlite3 as sqlite3  # `sqlite3` is the same and brings `datetime`: 2 ms of each start
+import _sqlite3 as sqlite3  # the same as `sqlite3`, which also imports `datetime`: 2 ms of each start
 import marshal
 import os
 import zlib
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 NAME = "journal.db"
 VERSION = 4
 CURSOR = "kernel.seen"
-"""In `paths.run`: up to where the kernel log was read and nothing of it waits. For who finds no journal any more."""
+"""In `paths.run`: how far the kernel log was read while no fault waited, in case the journal is lost."""
 
 
 def make_private(folder: str) -> None:
-    """Create `folder` with mode 0700; OSError when it is not ours or others can write it."""
+    """Create `folder` with mode 0700, or give it that mode; OSError if it belongs to somebody else."""
     try:
         os.makedirs(folder, 0o700, exist_ok=True)
     except FileExistsError:
@@ -40,7 +40,7 @@ def open_file(path: str) -> sqlite3.Connection:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("BEGIN IMMEDIATE")
             version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version < VERSION:  # nobody else was first
+            if version < VERSION:  # no other program was first
                 from slurm_gpuhealth.node.journal_schema import statements
 
                 for statement in statements(version):
@@ -68,12 +68,12 @@ def undo(db: sqlite3.Connection) -> None:
     try:
         if db.in_transaction:
             db.execute("ROLLBACK")
-    except Exception:  # noqa: S110 - what ends with the connection is undone too
+    except Exception:  # noqa: S110 - closing the connection undoes it too
         pass
 
 
 def seal(name: str, value: Any) -> bytes:
-    """`value` with a checksum. marshal's format 4 is read by every Python that we support."""
+    """`value` with a checksum. Every Python that we support reads marshal's format 4."""
     return sealed(name, marshal.dumps(value, 4))
 
 
@@ -82,10 +82,10 @@ def sealed(name: str, data: bytes) -> bytes:
 
 
 def unseal(name: str, blob: bytes) -> Any:
-    """What `seal` took. Raises sqlite3.DatabaseError: marshal may crash on damaged bytes, so none reach it unproven."""
+    """The value that `seal` took. Damaged bytes, on which marshal may crash, raise sqlite3.DatabaseError before."""
     if type(blob) is bytes and sealed(name, blob[:-4]) == blob:
         try:
-            return marshal.loads(blob)  # noqa: S302 - our own file, with the right checksum; what follows is not read
+            return marshal.loads(blob)  # noqa: S302 - our own file, with the right checksum; marshal ignores the checksum's bytes
         except (ValueError, EOFError, TypeError):
             pass
     raise sqlite3.DatabaseError(f"the value of {name!r} is damaged")

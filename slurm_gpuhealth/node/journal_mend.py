@@ -1,7 +1,7 @@
-"""The journal on a bad day: a corrupt file set aside, a copy in `paths.run` while the disk is full, and back again.
+"""When the journal fails: sets a corrupt file aside, uses a copy in `paths.run` while the disk is bad, carries it back.
 
 paths.state ──full, read-only, gone──▶ paths.run ──full as well──▶ memory
-     ▲  └──corrupt──▶ set aside, begun anew      │
+     ▲  └──corrupt──▶ set aside, new file        │
      └───────────carried over once───────────────┘
 """
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 NUMBERED = ("finding", "diagnostic", "decision", "step")
 LEAP = 1 << 24
-"""A journal begun anew numbers what it ships from here on: the old one may have shipped more than it could note."""
+"""A new journal adds this to the last number it knows as shipped: the old one may have shipped more than it noted."""
 
 WAIT = 10.0
-"""Seconds for another program of ours that looks through a corrupt file; as long as SQLite waits for a lock."""
+"""Seconds to wait while another program of ours reads a corrupt file; as long as SQLite waits for a lock."""
 ASIDES = 4
-"""Corrupt files that are kept: a disk that spoils each of them must not fill up."""
+"""Corrupt files that are kept: a disk that damages every file must not fill up."""
 
 
 def fall_back(
     db: sqlite3.Connection, error: Exception, folder: str, run: str, again: bool
 ) -> tuple[sqlite3.Connection, str, str]:
-    """Where to go on after `error` in `folder`, with all that can still be read: connection, folder ("" in memory),
-    and why it is another. `again`: the file was opened again already, and was not to blame."""
+    """Where to continue after `error` in `folder`, with all rows that can be read: connection, folder ("" in memory),
+    and why it is another one. `again`: the file was opened again already, and did not cause the error."""
     undo(db)
     tables, _ = dump(db)
     db.close()
@@ -43,19 +43,19 @@ def fall_back(
     try:
         if set_aside(path, error) or not (again or of_the_disk(error)):
             return open_file(path), folder, ""
-    except Exception:  # noqa: S110 - not here, then
+    except Exception:  # noqa: S110 - not here
         pass
     try:
         if folder != run:
             return begin(connect(run), tables), run, f"journal: {error}"
-    except Exception:  # noqa: S110 - nor there
+    except Exception:  # noqa: S110 - not there either
         pass
     return _filled(memory(), tables), "", f"journal: {error}"
 
 
 def begin_copy(folder: str, run: str) -> sqlite3.Connection:
-    """The fallback in `run` for a journal that can't be opened. On a read-only disk SQLite can't read one whose log
-    (WAL) is to be worked in first: so that is done on a copy of both files."""
+    """The fallback in `run` for a journal that can't be opened. On a read-only disk SQLite can't read a journal before
+    its log (WAL) is merged into it, so both files are copied and merged in `run`."""
     if os.path.exists(os.path.join(run, NAME)) or not _trusted(folder):
         return begin(connect(run))
     make_private(run)
@@ -75,7 +75,7 @@ def begin_copy(folder: str, run: str) -> sqlite3.Connection:
 
 
 def begin(db: sqlite3.Connection, tables: Tables | None = None) -> sqlite3.Connection:
-    """`db` as the fallback, with what the journal held, if it could be read. One in use is newer, and stays."""
+    """`db` as the fallback, with the journal's rows if they could be read. A fallback in use is newer, and stays."""
     db.execute("BEGIN IMMEDIATE")
     if db.execute("SELECT 1 FROM state WHERE name = 'fallback'").fetchone() is None:
         _fill(db, tables or {})
@@ -87,7 +87,7 @@ def begin(db: sqlite3.Connection, tables: Tables | None = None) -> sqlite3.Conne
 
 
 def come_back(db: sqlite3.Connection, run: str) -> None:
-    """Carry the fallback over to the journal `db`, which can be written again, once, and remove it."""
+    """Carry the fallback back into the journal `db`, which can be written again, and remove it. Only once."""
     path = os.path.join(run, NAME)
     sound = is_sound(path)
     old = sqlite3.connect(path, timeout=10, isolation_level=None)
@@ -119,8 +119,8 @@ def connect(folder: str) -> sqlite3.Connection:
 
 
 def set_aside(path: str, error: Exception) -> bool:
-    """Out of the way with a corrupt file, begun anew with what is good in it. False: it is sound, or was made anew by
-    another program meanwhile. Raises where that can't be told: a good one must stay, whatever went wrong with it."""
+    """Set a corrupt file aside and begin a new one with its good rows. False: the file is sound, or another program has
+    replaced it meanwhile. Raises if that can't be known: a good file must stay, whatever the error was."""
     if isinstance(error, sqlite3.OperationalError) and str(error).startswith(("database is locked", "disk I/O error")):
         raise error
     lock = _alone(os.path.dirname(path))
@@ -128,7 +128,7 @@ def set_aside(path: str, error: Exception) -> bool:
         if is_sound(path):
             return False
         found = [os.stat(path + suffix) for suffix in ("", "-wal") if os.path.exists(path + suffix)]
-        # An empty log is our own: it was made when the file was opened.
+        # An empty log is our own, from opening the file.
         written = max((one.st_mtime for one in found if one.st_size), default=time.time())
         aside = _move(path)
         tables, whole = salvage(aside)
@@ -145,7 +145,7 @@ def set_aside(path: str, error: Exception) -> bool:
 
 
 def _alone(folder: str) -> int:
-    """The folder, open and locked. Raises where who has the lock does not end: a disk may hang under it."""
+    """The folder, open and locked. Raises if the program with the lock does not end: its disk may hang."""
     until = min(time.monotonic() + WAIT, deadline.ends)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     while True:
@@ -160,7 +160,7 @@ def _alone(folder: str) -> int:
 
 
 def _move(path: str) -> str:
-    """The file and its log to a name of their own; the last `ASIDES` of them are kept."""
+    """Rename the file and its log; keep the last `ASIDES` of them."""
     aside = f"{path}.corrupt-{int(time.time())}"
     os.rename(path, aside)
     for suffix in ("-wal", "-shm"):
@@ -180,7 +180,7 @@ def _unlink(path: str) -> None:
 
 
 def _trusted(folder: str) -> bool:
-    """Whether the folder is ours: what somebody else put there is not believed."""
+    """Whether the folder is ours: a file that somebody else put there is not used."""
     try:
         return os.lstat(folder).st_uid == os.geteuid()
     except OSError:
@@ -189,14 +189,14 @@ def _trusted(folder: str) -> bool:
 
 def _merge(db: sqlite3.Connection, tables: Tables, mark: bytes) -> None:
     _, _, whole, copied = unseal("fallback", mark)
-    if whole:  # the fallback began as a copy: what is not there any more was removed
+    if whole:  # the fallback began as a copy: a value that is missing there was removed
         db.execute("DELETE FROM state")
         db.execute("DELETE FROM retest")
-        _fill(db, {"state": tables.pop("state")})  # first: it says whether what follows is to be shipped
+        _fill(db, {"state": tables.pop("state")})  # first: it decides whether the next rows are shipped
     for table, last in copied.items():
         new = [row for row in tables[table] if row[0] > last]
         tables[table] = tables[table][: -len(new)] if new else tables[table]
-        for row in new:  # its number may have been taken by a program that could still write here
+        for row in new:  # a program that could still write here may have taken its number
             marks = ", ".join("?" * len(row))
             if not db.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row).rowcount:  # noqa: S608
                 db.execute(f"INSERT INTO {table} VALUES ({marks})", (None, *row[1:]))  # noqa: S608
@@ -223,7 +223,7 @@ def _fill(db: sqlite3.Connection, tables: Tables) -> None:
 
 
 def _leap(db: sqlite3.Connection) -> None:
-    """The outbox's next number is beyond all that this journal has ever shipped."""
+    """Set the outbox's next number beyond all that this journal has ever shipped."""
     row = db.execute("SELECT value FROM state WHERE name = 'shipped'").fetchone()
     if row:
         last = unseal("shipped", row[0])["seq"] + LEAP

@@ -1,6 +1,6 @@
-"""The journal's tables by version, and the triggers that put what changes into its outbox, for ship/outbox.py.
+"""The journal's tables by version, and the triggers that put changed rows into its outbox, for ship/outbox.py.
 
-Imported only where a journal is made or brought up to date, and by who ships.
+Imported only to make or upgrade a journal, and to ship.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CREATE TABLE outbox (
 CREATE UNIQUE INDEX outbox_row ON outbox (kind, id, sub);
 """
 MADE = "CAST({}time * 1e6 AS INTEGER)"
-"""SQLite gives the number of a row that was pruned to another: so its time is part of its name."""
+"""SQLite uses the number of a pruned row again, so a row's name includes its time."""
 
 
 @frozen
@@ -112,22 +112,22 @@ SHIPPED = {
     ),
 }
 OVERHEAD = 400
-"""Bytes of a record beside its long texts."""
+"""Bytes of a record without its long texts."""
 
 
 def statements(version: int, to: int = 3) -> list[str]:
-    """What makes the tables of a journal of `version` (0: an empty file) those of version `to`; 4 has the same.
+    """SQL that upgrades a journal's tables from `version` (0: an empty file) to `to`; version 4 has the same tables.
 
-    `journal_sound` compares a file with these words: other words are another version.
+    `journal_sound` compares a file with this text: changed text needs a new version.
     """
     tables = "".join((TABLES, STEPS, OUTBOX)[version:to])
     return [one for one in tables.split(";\n") if one] + (_triggers() if version < 3 <= to else [])
 
 
 def _triggers() -> list[str]:
-    """A row that is new or has changed goes into the outbox, in the same transaction, if this node ships at all.
+    """A new or changed row goes into the outbox in the same transaction, if this node ships at all.
 
-    Not OR REPLACE: the statement that fires a trigger imposes its own way of conflict (sqlite.org/lang_createtrigger).
+    Not OR REPLACE: the conflict rule of the statement that fires a trigger would apply (sqlite.org/lang_createtrigger).
     """
     made = []
     for kind, one in SHIPPED.items():
@@ -140,7 +140,7 @@ def _triggers() -> list[str]:
 
 
 def refill() -> list[str]:
-    """SQL that puts all rows that are to be shipped into an empty outbox, the oldest first."""
+    """SQL that empties the outbox and puts into it all rows that should be shipped, oldest first."""
     parts = [
         f"SELECT {_values(kind, one)} FROM {one.table} WHERE {one.which}".replace("{}", "")  # noqa: S608
         for kind, one in SHIPPED.items()

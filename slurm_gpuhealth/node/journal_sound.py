@@ -1,7 +1,7 @@
-"""Whether a journal's file is sound, page by page and row by row, and what can be read of one that is not.
+"""Whether a journal's file is sound, page by page and row by row, and what can be read of a damaged file.
 
-What a scribbled file makes SQLite or Python raise is anything: an error of its text's encoding, a table that is not
-there, a number that is none. So not the error is judged but the file. Imported only on a bad day.
+A damaged file can make SQLite or Python raise anything: for text that is not UTF-8, a missing table, a wrong number. So
+we judge the file, not the error. Imported only when something went wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TABLES = ("state", "finding", "job", "diagnostic", "decision", "retest", "step", "joblog")
 TYPES: dict[str, Any] = {"INTEGER": int, "REAL": float, "TEXT": str, "BLOB": bytes}
 MOST = {"INTEGER": 1 << 53, "REAL": 253402300800.0}
-"""Beyond all numbers of ours; of times, the year 9999."""
+"""Larger than all our numbers; for times, the year 9999."""
 DOCUMENTS = ("details", "detail")
 """Columns that hold a JSON object."""
 DISK = (
@@ -32,32 +32,32 @@ DISK = (
     "attempt to write a readonly database", "disk I/O error", "database or disk is full", "interrupted",
     "unable to open database file", "access permission denied", "out of memory",
 )  # fmt: skip
-"""How SQLite begins to say that not the file is to blame (sqlite3ErrStr in its main.c)."""
+"""How SQLite's messages begin when the file is not the cause (sqlite3ErrStr in its main.c)."""
 LARGEST = 256 << 20
-"""Bytes of a file that is worth reading through."""
+"""Rows are rescued from files up to this many bytes."""
 
 
 def of_the_disk(error: BaseException) -> bool:
-    """Whether the error says that the file can't be used now, and nothing about what it holds."""
+    """Whether the error says that the file can't be used now, but nothing about its content."""
     if isinstance(error, sqlite3.OperationalError):
         return str(error).startswith(DISK)
     return isinstance(error, (OSError, MemoryError))
 
 
 def is_sound(path: str) -> bool:
-    """Whether the file is a journal as we make it, or still empty. Raises what `of_the_disk` knows: it can't be told.
+    """Whether the file is a journal as we make it, or still empty. Raises errors of the disk: then it is not known.
 
-    No connection of this process may be open: to close the file ends the locks of all (sqlite.org/howtocorrupt, 2.2).
+    This process may have no other connection: closing the file would drop all its locks (sqlite.org/howtocorrupt, 2.2).
     """
     if os.path.exists(path):
         with open(path, "rb") as file:
             head = file.read(20)
-        # With another number there SQLite reads it and writes nothing, as if the disk were read-only.
+        # With another number there SQLite treats the file as read-only.
         if len(head) == 20 and not (head[18] in (1, 2) and head[19] in (1, 2)):
             return False
     db = sqlite3.connect(path, timeout=10, isolation_level=None)
     try:
-        db.execute("BEGIN")  # one state of the file for all that follows
+        db.execute("BEGIN")  # all that follows sees one state of the file
         return _is_ours(db) and _is_good(db)
     except Exception as error:
         if of_the_disk(error):
@@ -68,7 +68,7 @@ def is_sound(path: str) -> bool:
 
 
 def salvage(path: str) -> tuple[Tables, bool]:
-    """The rows that are good, of a file that nobody writes any more; and whether no finding is missing."""
+    """The good rows of a file that nobody writes any more, and whether all findings are among them."""
     tables: Tables = {table: [] for table in TABLES}
     whole = False
     try:
@@ -79,13 +79,13 @@ def salvage(path: str) -> tuple[Tables, bool]:
                 whole = "finding" not in missing
             finally:
                 db.close()
-    except Exception:  # noqa: S110 - what can't be read is lost, and that was said
+    except Exception:  # noqa: S110 - what can't be read is lost; the caller reports that
         pass
     return tables, whole
 
 
 def dump(db: sqlite3.Connection) -> tuple[Tables, set[str]]:
-    """The rows that are good, and the tables of which some are missing."""
+    """The good rows, and the tables that have lost some."""
     tables: Tables = {table: [] for table in TABLES}
     missing = set()
     for table, rows in tables.items():
@@ -95,7 +95,7 @@ def dump(db: sqlite3.Connection) -> tuple[Tables, set[str]]:
                 found += 1
                 if good(table, row):
                     rows.append(row)
-        except Exception:  # see above: anything
+        except Exception:  # a damaged file may raise anything
             missing.add(table)
         if len(rows) != found:
             missing.add(table)
@@ -103,7 +103,7 @@ def dump(db: sqlite3.Connection) -> tuple[Tables, set[str]]:
 
 
 def good(table: str, row: tuple[Any, ...]) -> bool:
-    """Whether the row holds what we would have written into that table."""
+    """Whether we could have written this row into that table."""
     columns = _columns()[table]
     if len(row) != len(columns) or not all(_fits(value, *column) for value, column in zip(row, columns)):
         return False
@@ -127,7 +127,7 @@ def _is_ours(db: sqlite3.Connection) -> bool:
 
 
 def _is_good(db: sqlite3.Connection) -> bool:
-    """Whether each row is one of ours; of another version's nothing is known."""
+    """Whether we could have written each row. Rows of another version are not checked."""
     if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
         return True
     return all(
@@ -138,7 +138,7 @@ def _is_good(db: sqlite3.Connection) -> bool:
 
 
 def _schema(version: int) -> dict[str, str]:
-    """Name → SQL of all that a journal of this version has."""
+    """Name → SQL of all tables, indices and triggers of this version."""
     db = sqlite3.connect(":memory:", isolation_level=None)
     for statement in journal_schema.statements(0, version):
         db.execute(statement)

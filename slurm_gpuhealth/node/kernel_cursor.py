@@ -1,4 +1,4 @@
-"""From where the kernel log is new to a journal that does not know. Imported only then."""
+"""Where to begin in the kernel log if the journal does not know. Imported only then."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.node.journal import Journal
 
 LOGGED = ("xid", "sxid", "aer", "nvrm", "kernel")
-"""Sources of findings that only the kernel log gives."""
+"""Sources of findings that come only from the kernel log."""
 SLACK = 60.0
 """Seconds by which the clock may have been set since the boot."""
 
 
 def begin(journal: Journal, boot: str, now: float) -> Cursor | None:
-    """From where the kernel log is new, where the journal does not know: it was lost, or what it knew of it was.
+    """Where to begin in the kernel log, if the journal was lost or has lost this value.
 
-    1. What was lost may have been read and never have got its decision. So the log is read again from where all of it
-       had: `Journal.settled` noted that in `paths.run`, for this boot.
-    2. Not noted: from where the lost journal had read, if that was found in it.
-    3. Not found, but the lost journal was written before this boot: all of this boot is new to us.
-    4. Nothing is known: nothing is new. An old fault must not drain a node again that an admin resumed.
+    1. A lost fault may have been read but never decided on. So read again from the place up to which every fault had
+       its decision: `Journal.settled` noted that in `paths.run`, for this boot.
+    2. Without that note: from where the lost journal had read, if it could be read there.
+    3. Otherwise, if the lost journal was written before this boot: everything of this boot is new.
+    4. Otherwise nothing is new. An old fault must not drain a node again after an admin resumed it.
     """
     cursor, written = journal.get("kernel-lost") or (None, None)
     journal.put("kernel-lost", None)
     noted = _noted(journal.run, boot)
     if noted:
-        marks = ", ".join("?" * len(LOGGED))  # what comes again must not count twice
+        marks = ", ".join("?" * len(LOGGED))  # these are read again, and must not count twice
         which = f"NOT standing AND seen > ? AND source IN ({marks})"
         journal.write(f"DELETE FROM finding WHERE {which}", noted[3], *LOGGED)  # noqa: S608 - ours
         return noted

@@ -1,4 +1,4 @@
-"""One at a time on this node: locks that end with the program that holds them, however it ends."""
+"""One at a time on this node: locks that end when the program that holds them ends, however it ends."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.node.journal import Journal
 
 ROOM = 0.1
-"""Seconds in which no child says anything that counts."""
+"""With fewer seconds left, no child is started: it could not answer in time."""
 SETTLE = 20.0
-"""Seconds after its deadline in which a killed child may still be on its way out."""
+"""Seconds after its deadline in which a killed child may still be ending."""
 
 
 def take(settings: Settings, name: str, deadline: float = 0.0, real: bool = False) -> int | None:
-    """The lock `name` as a descriptor to close, or None when another program holds it until `deadline` (monotonic).
+    """The lock `name` as a descriptor to close, or None if another program holds it until `deadline` (monotonic).
 
-    Where neither `paths.run` nor `paths.state` can be written it is no lock at all: better that than no look. But for
-    `real` ones: None then.
+    If neither `paths.run` nor `paths.state` can be written, the descriptor locks nothing: a check without a lock is
+    better than no check. With `real`: None then.
     """
     import fcntl
 
@@ -40,7 +40,7 @@ def take(settings: Settings, name: str, deadline: float = 0.0, real: bool = Fals
                 os.close(fd)
                 return None
             time.sleep(0.05)
-        except OSError:  # a file system that knows no locks
+        except OSError:  # a file system without locks
             if real:
                 os.close(fd)
                 return None
@@ -48,21 +48,21 @@ def take(settings: Settings, name: str, deadline: float = 0.0, real: bool = Fals
 
 
 def guarded(settings: Settings, journal: Journal, name: str, seconds: float, start: Callable[[float], Any]) -> Any:
-    """`start(seconds)`, whose result has `.stuck`; None, and nothing started, while an earlier child can't be killed.
+    """`start(seconds)`, which returns a value with `.stuck`; None if an earlier child can't be killed: nothing starts.
 
-    One at a time: of two that start together both would be stuck. TimeoutError when another program's does not end, or
-    was killed so lately that the driver may still be clearing up after it: that is no evidence yet.
+    One child at a time: otherwise several would get stuck. TimeoutError if another program's child does not end, or was
+    killed so recently that the driver may still be cleaning up: that proves no hang yet.
     """
     from slurm_gpuhealth.child import Child, Ended, age, alive
     from slurm_gpuhealth.node.identity import boot_id
 
-    seconds = min(seconds, own.left() - 2.0)  # a child that is deaf takes so long to be ended
+    seconds = min(seconds, own.left() - 2.0)  # ending a child that ignores signals takes so long
     if seconds < ROOM:
         raise TimeoutError("no time left for it")
     deadline = time.monotonic() + seconds
     turn = take(settings, name, deadline)
     if turn is None:
-        raise TimeoutError(f"another program of ours is at it, and was not done in {seconds:.0f} s")
+        raise TimeoutError(f"another program of gpuhealth is doing it, and was not done in {seconds:.0f} s")
     boot, stuck = boot_id(settings), journal.get("stuck", {})
     old, child = stuck.get(name), None
     try:
@@ -74,7 +74,7 @@ def guarded(settings: Settings, journal: Journal, name: str, seconds: float, sta
         result = start(max(0.1, deadline - time.monotonic()))
         child = result.stuck
         return result
-    except Ended as end:  # slurmd lost patience with us: whether the child dies of it is seen the next time
+    except Ended as end:  # slurmd ends us; the next program sees whether the child died too
         child = end.child
         raise
     finally:

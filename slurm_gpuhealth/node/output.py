@@ -1,6 +1,6 @@
-"""Where a batch job's output goes: its patterns filled in as slurmd fills them in (measured on 22.05).
+"""Where a batch job's output goes: fills in its patterns as slurmd does (measured on 22.05).
 
-The path is its user's and may hold anything. It is only ever opened with that user's rights.
+The user chooses the path, which may be anything. It is only opened with that user's rights.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 PATTERN = re.compile(r"%(\d*)(.)", re.DOTALL)
 ASKED = frozenset("Aaxb")
-"""The patterns that an epilog's environment does not tell: the array's job and task, the job's name."""
+"""The patterns that an epilog's environment does not have: the array's job and task, the job's name."""
 NO_ARRAY = 4294967294
-"""What slurmd writes for the task of a job that is no array."""
+"""What slurmd writes for the task of a job without an array."""
 WIDEST = 10
 
 
 def paths(slurm: settings.Slurm, job: Job) -> tuple[str, ...]:
-    """StdErr and StdOut of a batch job on the node where its script ran, absolute, each once; none anywhere else.
+    """The absolute paths of StdErr and StdOut of a batch job, each once, on the node where its script ran; else none.
 
-    One question to the controller, where the paths depend on what only it knows, as Slurm's default name does.
+    Asks the controller once, if only it knows what the paths contain, as for Slurm's default name.
     """
     if not job.batch or (job.num_nodes > 1 and first_host(job.nodes) != job.node):
         return ()
@@ -37,7 +37,7 @@ def paths(slurm: settings.Slurm, job: Job) -> tuple[str, ...]:
     if wanted & ASKED:
         try:
             array, task, name = control.job_names(slurm, job.job_id)
-        except control.SlurmError:  # the default name of a job that is no array needs none of these
+        except control.SlurmError:  # without an array, the default name needs none of these
             pass
     default = "slurm-%A_%a.out" if task else "slurm-%j.out"
     values = {
@@ -58,7 +58,7 @@ def paths(slurm: settings.Slurm, job: Job) -> tuple[str, ...]:
 
 
 def expand(template: str, values: dict[str, str]) -> str:
-    """`template` with its `%`-patterns replaced. With a backslash Slurm replaces none, and takes backslashes out."""
+    """`template` with its `%` patterns replaced. If it has a backslash, Slurm replaces none and removes backslashes."""
     if "\\" in template:
         return re.sub(r"\\(.?)", r"\1", template, flags=re.DOTALL)
 
@@ -71,6 +71,6 @@ def expand(template: str, values: dict[str, str]) -> str:
 
 
 def first_host(nodes: str) -> str:
-    """The first node of a hostlist, `n[01-04,7],m2` → `n01`: there slurmd runs the batch script."""
+    """The first node of a hostlist, `n[01-04,7],m2` → `n01`: the batch script runs there."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else ""

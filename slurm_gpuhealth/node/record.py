@@ -1,7 +1,7 @@
-"""Findings into the journal and out again: completed with who and where, judged, and kept until they are acted on.
+"""Findings into the journal and out again: completed with GPU and job, judged, and kept until they are acted on.
 
-A program may be killed between seeing a fault and draining the node. So what is seen is first written down, in one
-transaction with the cursor that it came from, and `act` works from what is written and has no decision yet.
+A program may be killed between seeing a fault and draining the node. So a finding is first written into the journal, in
+one transaction with the cursor that it came from; `act` then works from the rows without a decision.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NO_ACKS: Mapping[str, float] = {}
 
 
 def keep(journal: Journal, settings: Settings, findings: Iterable[Finding], now: float) -> list[Judged]:
-    """Judge `findings` and write them down: an event as a new row, a condition once for as long as it stands."""
+    """Judge `findings` and write them down: each event as a new row, a condition as one row while it stands."""
     known = journal.get("gpus", [])
     complete = [replace(one, gpu=identify(one.gpu, known)) if one.gpu else one for one in findings]
     judged = judge(complete, settings, lambda finding, row: _repeats(journal, finding, row))
@@ -50,7 +50,7 @@ def waiting(journal: Journal, mode: str = "enforce") -> dict[int, Judged]:
 
 
 def select(journal: Journal, where: str, *values: Any) -> list[Judged]:
-    """Findings by a condition of ours: the highest rung first, then the first seen."""
+    """Findings that meet an SQL condition: the highest rung first, then the oldest."""
     rows = journal.rows(
         f"SELECT {COLUMNS} FROM finding WHERE {where} ORDER BY time",  # noqa: S608 - ours
         *values,
@@ -60,7 +60,7 @@ def select(journal: Journal, where: str, *values: Any) -> list[Judged]:
 
 
 def settle(journal: Journal, ids: Iterable[int], decision: int) -> None:
-    """These findings have got their decision."""
+    """Note the decision on these findings."""
     for number in ids:
         journal.write("UPDATE finding SET acted = ? WHERE id = ?", decision, number)
     journal.settled()
@@ -74,9 +74,9 @@ def clear(
     uuids: Sequence[str] | None = None,
     level: int | None = None,
 ) -> None:
-    """Standing findings of `sources`, which were just read in full, that were not seen this time: they are mended.
+    """Mark standing findings as mended if `sources` were just read in full and did not show them again.
 
-    With `uuids` and `level`, after a diagnostic: only on those GPUs, and only what a level no deeper had found.
+    With `uuids` and `level`, after a diagnostic: only on those GPUs, and only if no deeper level had found them.
     """
     seen = {identity(one.finding) for one in judged}
     marks = ", ".join("?" * len(sources))
@@ -94,19 +94,19 @@ def clear(
 
 
 def reopen(journal: Journal, decision: int) -> None:
-    """That decision was taken back: what it was about waits again."""
+    """A decision was taken back: its findings wait again."""
     journal.write("UPDATE finding SET acted = NULL WHERE acted = ?", decision)
 
 
 def reopen_standing(journal: Journal) -> None:
-    """The hold has ended without an answer: each condition that stands, and that it answered for, waits again."""
+    """The hold has ended without a result: each of its conditions that still stands waits again."""
     journal.write(
         "UPDATE finding SET acted = NULL WHERE standing AND cleared IS NULL AND mode = 'enforce' AND acted > 0"
     )
 
 
 def reopen_since(journal: Journal, since: float) -> int:
-    """Faults that still stand, and events decided on since then, wait again; how many."""
+    """Faults that still stand, and events decided on since then, wait again; returns how many."""
     which = (
         "severity = 'fault' AND mode = 'enforce' AND acted > 0 AND cleared IS NULL"
         " AND (standing OR acted IN (SELECT id FROM decision WHERE time >= ?))"
@@ -118,7 +118,7 @@ def reopen_since(journal: Journal, since: float) -> int:
 
 
 def acknowledge(journal: Journal, until: float, acks: Mapping[str, float] = NO_ACKS) -> int:
-    """An admin took our hold away: what it was about is left alone until mended or `until`. How much still stands.
+    """An admin ended our hold: leave its faults alone until they are mended or `until`. Returns how many still stand.
 
     `acks`: a fact → its own time.
     """
@@ -129,13 +129,13 @@ def acknowledge(journal: Journal, until: float, acks: Mapping[str, float] = NO_A
 
 
 def acked(journal: Journal, acks: Mapping[str, float], now: float) -> dict[int, float]:
-    """The faults that wait although an admin has acknowledged their fact: row id → until."""
+    """The waiting faults that an admin has acknowledged: row id → until when."""
     facts = {row: fact(one.finding.source, one.finding.code) for row, one in waiting(journal).items()}
     return {row: acks[name] for row, name in facts.items() if acks.get(name, 0) > now}
 
 
 def leave(journal: Journal, until: Mapping[int, float]) -> None:
-    """These findings are left alone until their time."""
+    """Leave these findings alone until their time."""
     for row, when in until.items():
         journal.write("UPDATE finding SET acked = ?, mode = 'acked' WHERE id = ?", when, row)
 
@@ -166,7 +166,7 @@ def _store(journal: Journal, one: Judged, settings: Settings, now: float) -> Non
             )
             expired = acked is not None and acked < now
             if expired or severity != one.severity or (mode not in (one.mode, "acked")):
-                # The ack ran out, the policy's repetition was reached, or the configuration changed: decide anew.
+                # The ack expired, the policy's repetition was reached, or the configuration changed: decide again.
                 journal.write(
                     "UPDATE finding SET severity = ?, rung = ?, mode = ?, acted = NULL, acked = NULL WHERE id = ?",
                     one.severity,
@@ -202,7 +202,7 @@ def _store(journal: Journal, one: Judged, settings: Settings, now: float) -> Non
 
 
 def _repeats(journal: Journal, finding: Finding, row: Row) -> int:
-    """How often this was seen on this GPU in the row's window, this time included (see `judge.Repeats`)."""
+    """How often this was seen on this GPU in the row's window, including now (see `judge.Repeats`)."""
     gpu = finding.gpu or Gpu()
     mine = jobs.holder(journal, gpu.uuid, finding.time) if gpu.uuid else None
     earlier = list(

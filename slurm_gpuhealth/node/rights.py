@@ -1,6 +1,6 @@
-"""A child of root's becomes a user, for good: nothing of root is left to whoever may make it do what it should not.
+"""A child of root becomes a user for ever. If somebody makes it misbehave, it has no rights of root left.
 
-All imports stand here: Python may be in a folder that the user can't enter.
+All imports are at the top: the user may be unable to enter Python's folder.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 NO_NEW_PRIVS, DUMPABLE = 38, 4
-"""prctl's numbers. Not dumpable: other processes of the same user can neither trace it nor read its memory."""
+"""prctl's numbers. If it is not dumpable, other processes of the user can't trace it or read its memory."""
 CAPABILITIES = (b"CapPrm:", b"CapEff:", b"CapAmb:")
 
 
 class NotDropped(Exception):
-    """Something of root would be left; the text says what."""
+    """A right of root would be left; the text says which."""
 
 
 def groups_of(user: str, uid: int, gid: int) -> list[int]:
-    """The groups that the user has at a login. May ask LDAP, and hang: call it in the child."""
+    """The groups that the user has after a login. May ask LDAP and hang, so call it in the child."""
     try:
         known = pwd.getpwnam(user).pw_uid == uid
     except (KeyError, ValueError):
@@ -39,7 +39,7 @@ def become(uid: int, gid: int, groups: Sequence[int]) -> None:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     os.setgroups(groups)
     os.setresgid(gid, gid, gid)
-    os.setresuid(uid, uid, uid)  # from here on the kernel itself counts it as not dumpable
+    os.setresuid(uid, uid, uid)  # from here on the kernel treats it as not dumpable
     for option, value in ((NO_NEW_PRIVS, 1), (DUMPABLE, 0)):
         if prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))):
             raise NotDropped(f"prctl({option}): {os.strerror(ctypes.get_errno())}")
@@ -47,7 +47,7 @@ def become(uid: int, gid: int, groups: Sequence[int]) -> None:
 
 
 def limit(seconds: int, memory: int, descriptors: int = 16) -> None:
-    """What the process may use from now on: CPU seconds, bytes of memory, descriptors; no file written, no child."""
+    """Limit the process: CPU seconds, bytes of memory, descriptors; it can write no file and start no child."""
     for what, most in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
@@ -75,7 +75,9 @@ def _prove(uid: int, gid: int, groups: Sequence[int]) -> None:
         except PermissionError:
             continue
         raise NotDropped("there is a way back to root")
-    with open("/proc/self/status", "rb") as file:  # as text it may import a codec, which the user may not read
+    with open(
+        "/proc/self/status", "rb"
+    ) as file:  # opening it as text might import a codec, which the user may be unable to read
         held = {key: int(value, 16) for key, value in (line.split()[:2] for line in file if line[:3] == b"Cap")}
     if any(held.get(one) for one in CAPABILITIES) or b"CapEff:" not in held:
         raise NotDropped(f"capabilities are left: {held}")

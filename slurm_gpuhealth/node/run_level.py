@@ -1,4 +1,4 @@
-"""One DCGM diagnostic at a time on this node: who comes second waits inside its own deadline and takes the result."""
+"""One DCGM diagnostic at a time on this node: a second program waits within its deadline and takes the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.node.journal import Journal
 
 SETTLED = ("pass", "fail", "warn", "config")
-"""Outcomes that are about the GPUs; the others say that they were not tested."""
+"""Outcomes that say something about the GPUs; the others mean that they were not tested."""
 
 
 def run_level(
@@ -32,11 +32,11 @@ def run_level(
     everything: bool = False,
     others: bool = False,
 ) -> str:
-    """The outcome of run level `level` for the GPUs `uuids`: the worst of them, or why they could not be tested.
+    """The worst outcome of run level `level` for the GPUs `uuids`, or why they could not be tested.
 
-    A pass younger than `reuse` seconds with nothing new since is taken as it is; so is any result that came in while we
-    waited for our turn. `everything` runs the level on all of the node's GPUs; `others`: other jobs run here, whose
-    traffic makes bandwidth low. `deadline` is monotonic time.
+    A pass younger than `reuse` seconds, with nothing new since, is used again; so is any result that came while we
+    waited for our turn. `everything`: run the level on all GPUs of the node. `others`: other jobs run here, and their
+    traffic lowers the bandwidth. `deadline` is monotonic time.
     """
     if settings.sources.dcgm == "off" or settings.dcgm.backend == "off":
         return "off"
@@ -67,7 +67,7 @@ def _run(
     timeout: float,
     others: bool,
 ) -> str:
-    """Run it, write down a row for each GPU and the findings, and say how it went."""
+    """Run the level, write a row for each GPU and the findings, and return the outcome."""
     from slurm_gpuhealth import diagnose
     from slurm_gpuhealth.diagnose import models
     from slurm_gpuhealth.node import record
@@ -87,7 +87,7 @@ def _run(
     if shown:  # for the doctor: which tests run here
         journal.put("levels", {**journal.get("levels", {}), str(level): shown})
     findings = diagnose.findings(diagnosis, now)
-    if others:  # a row of the policy table makes of this a retest, not a fault
+    if others:  # a row of the policy turns this into a retest instead of a fault
         findings = [replace(one, details={**one.details, "busy": True}) for one in findings]
         for one in findings:
             if one.details.get("bandwidth") and one.gpu and one.gpu.uuid:
@@ -99,7 +99,7 @@ def _run(
 
 
 def _not_busy(settings: Settings, level: int, uuids: Sequence[str], timeout: float) -> Diagnosis:
-    """The diagnosis; somebody else's diagnostic (DCGM runs one at a time) is waited for as long as there is time."""
+    """The diagnosis. DCGM runs one diagnostic at a time: if another one runs, wait while there is time."""
     from slurm_gpuhealth.diagnose import diagnose
 
     deadline = time.monotonic() + timeout
@@ -111,7 +111,7 @@ def _not_busy(settings: Settings, level: int, uuids: Sequence[str], timeout: flo
 
 
 def _store(journal: Journal, program: str, diagnosis: Diagnosis, level: int, uuids: Sequence[str], now: float) -> None:
-    """A row for each GPU that was asked for: its own result, or the whole's where it has none."""
+    """A row for each GPU that was asked for: its own result, or that of the whole run if it has none."""
     import json
 
     own = {gpu.uuid: gpu for gpu in diagnosis.gpus}
@@ -137,7 +137,7 @@ def _store(journal: Journal, program: str, diagnosis: Diagnosis, level: int, uui
 
 
 def _result_since(journal: Journal, uuids: Sequence[str], level: int, since: float) -> str:
-    """The worst outcome of results that ended after `since`, if each GPU has one; else ""."""
+    """The worst of the results that ended after `since`, if each GPU has one; else ""."""
     worst = ""
     for uuid in uuids:
         row = journal.one(
@@ -145,7 +145,7 @@ def _result_since(journal: Journal, uuids: Sequence[str], level: int, since: flo
             uuid,
             level,
         )
-        if row is None or not since <= row[1] <= time.time() + 1:  # later than now: the clock was set back since
+        if row is None or not since <= row[1] <= time.time() + 1:  # a later time: the clock was set back
             return ""
         order = ("", "pass", "warn", "config", "not-testable", "tool-error", "fail")
         worst = max(worst, row[0], key=order.index)

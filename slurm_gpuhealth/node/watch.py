@@ -1,4 +1,4 @@
-"""What the node says by itself, source by source: read, written down, judged. Every program looks through here."""
+"""Reads the node's sources, judges what they show and writes it down. Every program uses this module for that."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.policy.judge import Judged
 
     Seen = tuple[Sequence[Finding], bool, dict[str, Any]]
-    """What was found; whether all of it could be read: then what is not found any more is mended; and the journal's
-    values that go with it."""
+    """The findings; whether the source was read in full (then a finding that is missing is mended); and values for the
+    journal."""
     Look = Callable[[Settings, Journal, float, float], Seen]
-    """(settings, journal, now, seconds it may take) → what was seen. OSError: this source could not be read."""
+    """(settings, journal, now, seconds that it may take) → what was seen. OSError: the source could not be read."""
 
 
 def kernel(settings: Settings, journal: Journal, now: float) -> list[Judged]:
-    """The kernel log since the last look of any of our programs. Cursor and findings are written in one transaction."""
+    """The kernel log since any of our programs last read it. Cursor and findings are written in one transaction."""
     if settings.sources.kernel == "off":
         return []
     from slurm_gpuhealth.evidence import kernel as evidence
@@ -61,7 +61,7 @@ def kernel(settings: Settings, journal: Journal, now: float) -> list[Judged]:
 
 
 def source(settings: Settings, journal: Journal, name: str, now: float, timeout: float) -> list[Judged]:
-    """One source of SOURCES, if it is on: its findings judged, what is mended cleared, how it went noted."""
+    """Read one source of SOURCES, if it is on: judge its findings, clear what is mended, note how it went."""
     sources, _, look = SOURCES[name]
     if getattr(settings.sources, name, "enforce") == "off":
         return []
@@ -71,7 +71,7 @@ def source(settings: Settings, journal: Journal, name: str, now: float, timeout:
     def keep() -> list[Judged]:
         for key, value in state.items():
             journal.put(key, value)
-        # Nothing found, nothing standing, as nearly always: nothing to judge, and no judge is imported.
+        # Nearly always nothing is found and nothing stands: then the judge is not even imported.
         if not (findings or (whole and _stands(journal, sources))):
             return []
         from slurm_gpuhealth.node import record
@@ -84,18 +84,18 @@ def source(settings: Settings, journal: Journal, name: str, now: float, timeout:
     whole = False
     try:
         findings, whole, state = look(settings, journal, now, timeout)
-        # At once: a program that is killed between the two would have counted an error and not told of it.
+        # In one transaction: a program killed between the two would have counted an error but not reported it.
         return journal.together(keep)
     except OSError as failure:
         error = f"could not be read: {failure}"
     except Exception as failure:
-        # A source that breaks must not keep the others from being read, nor what was found from being acted on.
+        # A bug in one source must not stop the others, or the action on what was found.
         error = f"broke: {type(failure).__name__}: {failure}; please report it"
         from slurm_gpuhealth.say import say
 
         say(f"source {name} {error}", error=True)
         if journal.doubt(failure):
-            say("the journal was corrupt, and is set aside and begun anew", error=True)
+            say("the journal was corrupt: it is set aside, and a new one begun", error=True)
     finally:
         notes = {"time": now, "seconds": round(time.monotonic() - began, 3), "error": error, "whole": whole}
         journal.put("sources", {**journal.get("sources", {}), name: notes})
@@ -103,7 +103,7 @@ def source(settings: Settings, journal: Journal, name: str, now: float, timeout:
 
 
 def due(settings: Settings, journal: Journal, name: str, now: float) -> bool:
-    """Whether the check should read this source now. A clock that was set back must not keep it from being read."""
+    """Whether the check should read this source now. A clock that was set back must not prevent that."""
     every = SOURCES[name][1]
     if callable(every):
         every = every(settings)
@@ -119,12 +119,12 @@ def _stands(journal: Journal, sources: Sequence[str]) -> bool:
 
 
 def _nvml(settings: Settings, journal: Journal, now: float, timeout: float) -> Seen:
-    """All GPUs, judged against the last reading and the baseline, which it replaces."""
+    """All GPUs, judged against the last reading and the baseline; the new reading replaces both."""
     from slurm_gpuhealth.evidence import nvml
 
     baseline, boot = journal.get("nvml-baseline", {}), identity.boot_id(settings)
     timeout = min(timeout, settings.nvml.timeout)
-    full = journal.get("nvml-boot") != boot  # the first of a boot also reads what does not change: VBIOS, limits
+    full = journal.get("nvml-boot") != boot  # the first reading of a boot includes what does not change: VBIOS, limits
     probed = lock.guarded(
         settings, journal, "nvml", timeout, lambda left: nvml.read(settings, timeout=left, full=full, baseline=baseline)
     )

@@ -1,4 +1,4 @@
-"""The policy table applied: finding → severity and rung, and which fault names the reason. Pure: no I/O."""
+"""Applies the policy: gives each finding its severity and rung, and chooses the fault for the reason. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     Mode = Literal["enforce", "shadow", "off", "old", "acked"]
     Repeats = Callable[[Finding, Row], int]
-    """How often this finding was seen on this GPU within the row's window, this time included, counted by
-    distinct jobs or users where the row says so."""
+    """How often this finding was seen on this GPU within the row's window, including now; if the row says so, counted
+    by distinct jobs or users."""
 
 SOURCE_OF = {  # a finding's source → the key of [sources] that governs it
     "xid": "kernel",
@@ -39,13 +39,13 @@ SOURCE_OF = {  # a finding's source → the key of [sources] that governs it
 
 @frozen
 class Judged:
-    """A finding and what the policy makes of it."""
+    """A finding and the policy's judgement."""
 
     finding: Finding
     severity: Severity
     rung: str
     mode: Mode
-    """Whether a fault may act: only `enforce` does; the others are recorded with the word that says why not."""
+    """Whether a fault may act: only with `enforce`. The other words say why not."""
     why: str = ""
 
 
@@ -69,7 +69,7 @@ def judge(
 
 
 def match(rows: Sequence[Row], finding: Finding, repeats: Repeats) -> Row | None:
-    """The first row whose pattern, conditions and repetition the finding meets."""
+    """The first row that matches the finding: pattern, conditions and repetition."""
     for row in rows:
         if (
             fnmatchcase(finding.key, row.finding)
@@ -81,8 +81,8 @@ def match(rows: Sequence[Row], finding: Finding, repeats: Repeats) -> Row | None
 
 
 def worst(judged: Iterable[Judged]) -> Judged | None:
-    """The fault that names the reason: of the highest rung, then an event (Xid 48) before the condition that it leaves
-    (a pending remap), then the one seen first. None without a fault."""
+    """The fault for the reason: the highest rung first, then an event (Xid 48) before the condition that it leaves (a
+    pending remap), then the oldest. None if there is no fault."""
 
     def rank(one: Judged) -> tuple[int, bool]:
         return RUNGS.index(one.rung) if one.rung in RUNGS else -1, not one.finding.standing

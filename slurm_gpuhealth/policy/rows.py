@@ -1,5 +1,5 @@
-"""Rows of the policy that no finding can ever meet: a misspelt source, code or detail. Only people are told: a row that
-matches nothing does no harm on a node, and one for a later version's code is none of an error there."""
+"""Finds policy rows that can never match a finding: a misspelt source, code or detail. Only people are told: on a node
+such a row does no harm, and a row for a later version's code is no error there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SOURCES = (*SOURCE_OF, "site")
 NUMBERED = ("xid", "sxid")
 OPEN = ("dcgm", "dcgm-health")
-"""Sources whose codes are DCGM's names, of which a later version has more."""
+"""Sources whose codes are DCGM's names; a later version may have more."""
 EVENT = ("class", "action", "fatal", "link", "pci", "name", "count", "old")
 DETAILS: dict[str, tuple[str, ...]] = {
     "xid": (
@@ -51,7 +51,7 @@ DETAILS: dict[str, tuple[str, ...]] = {
 
 
 def problems(path: str, settings: Settings) -> list[Problem]:
-    """Rows of the site's that nothing can meet; raises ConfigError."""
+    """Rows of the site that can't match any finding; raises ConfigError."""
     data, lines = parse_with_lines(path)
     own = settings.policy[: len(data.get("policy", ()))]
     return [
@@ -61,27 +61,27 @@ def problems(path: str, settings: Settings) -> list[Problem]:
 
 
 def unmatched(rows: Sequence[Row], commands: Sequence[Command]) -> Iterator[tuple[int, str, str]]:
-    """Each row that nothing can meet: its place in `rows`, the key that is wrong, and why."""
+    """Each row that can't match: its place in `rows`, the wrong key, and why."""
     known = [*runbook.named(), *(f"site:{one.name}" for one in commands)]
     for index, row in enumerate(rows):
         source, _, code = row.finding.partition(":") if ":" in row.finding else ("*", ":", "*")
         sources = [one for one in SOURCES if fnmatchcase(one, source)]
         if not sources:
             near = _near(source, SOURCES, f":{code}")
-            yield index, "finding", f'no source has the name "{source}", so nothing meets it{near}'
+            yield index, "finding", f'no source has the name "{source}", so this row matches nothing{near}'
         elif not any(_has(one, code, known) for one in sources):
             own = [key for key in known if key.partition(":")[0] in sources]
-            what = "its codes are numbers" if sources[0] in NUMBERED else "none of its codes is like that"
-            yield index, "finding", f"{what}, so nothing meets {row.finding}{_near(row.finding, own)}"
+            what = "its codes are numbers" if sources[0] in NUMBERED else "it has no such code"
+            yield index, "finding", f"{what}, so {row.finding} matches nothing{_near(row.finding, own)}"
         else:
             names = {name for one in sources for name in DETAILS[one]}
             for name in row.when.keys() - names:
-                what = f'{row.finding} has no detail "{name}", so nothing meets it'
+                what = f'{row.finding} has no detail "{name}", so this row matches nothing'
                 yield index, "when", what + _near(name, names)
 
 
 def _has(source: str, code: str, known: Sequence[str]) -> bool:
-    """Whether the source may have a finding whose code is like that."""
+    """Whether the source may have a finding with such a code."""
     wild = any(letter in code for letter in "*?[")
     if source in OPEN:
         return True
@@ -91,7 +91,7 @@ def _has(source: str, code: str, known: Sequence[str]) -> bool:
 
 
 def _near(word: str, words: Iterable[str], rest: str = "") -> str:
-    """What was meant, or else all that there is."""
+    """The nearest word, or else all words."""
     words = sorted(words)
     found = difflib.get_close_matches(word, words, 1, cutoff=0.75)
     return f"; did you mean {found[0]}{rest}?" if found else f"; known: {', '.join(words)}" if words else ""

@@ -1,4 +1,4 @@
-"""What people call a finding or a reason → its code; a code → runbook entry and the policy's rows. Pure.
+"""Finds the code that people mean by a text, and for a code its runbook entry and the policy's rows. Pure.
 
 codes("Xid79") → [Code("xid", "79", ...)]        codes("lost") → nvml:lost, nvrm:lost
 """
@@ -32,9 +32,9 @@ FIRST_SXID = 10000
 XID = re.compile(r"(s?xid)?[ :#-]*(\d{1,5})", re.I)
 DCGM = re.compile(r"dcgm(?: error)?[ :#-]*(\d{1,4})|(DCGM_FR_\w+)", re.I)
 OPEN = re.compile(r"(?:site|dcgm|dcgm-health):[\w.-]+", re.A)
-"""Sources that may say more than the runbook knows: a site's checks, DCGM's tests to come."""
+"""Sources that may have codes which the runbook does not know: a site's checks, future tests of DCGM."""
 BY_THE_LINE = (74, 154, *range(144, 151))
-"""Xids whose class and action stand in the words of the line, not in the catalogue."""
+"""Xids whose class and action depend on the words of the line, not on the catalogue."""
 
 RUNGS = {
     "reset": "a reset of the GPU",
@@ -43,22 +43,22 @@ RUNGS = {
     "RMA": "the GPU's return",
 }
 STATES = {
-    "claim": "is asked for",
+    "claim": "is requested",
     "queued": "comes next",
     "running": "is running",
     "pass": "passed",
     "fail": "failed",
-    "manual": "is to be done by hand",
+    "manual": "must be done by hand",
     "untested": "could not be done",
 }
 FIELDS = (
     ("pci", "PCI address {}."),
     ("serial", "Serial number {}."),
     ("since", "Since {} (month-day, UTC)."),
-    ("job", "Met by job {}."),
-    ("to", "Wanted as far as {} although nothing is found."),
-    ("boots", "Rebooted by the ladder so often: {}."),
-    ("done", "Done by hand already: {}."),
+    ("job", "Seen by job {}."),
+    ("to", "Tests were asked for up to {}, even if nothing is found."),
+    ("boots", "Reboots by the ladder: {}."),
+    ("done", "Already done by hand: {}."),
     ("by", "Asked for by {}."),
 )
 
@@ -68,27 +68,27 @@ class Entry:
     """One row of runbook.toml, its steps filled in."""
 
     finding: tuple[str, ...]
-    """`source:code` patterns; of [[slurm]]: how the reason begins."""
+    """`source:code` patterns; for [[slurm]]: how the reason begins."""
     means: str
     do: tuple[str, ...]
     gives_back: str = ""
     when: Mapping[str, Any] = {}
     details: Mapping[str, Scalar] = {}
-    """What every finding of these names says; "" where it says nothing."""
+    """Details that every finding of these names has; "" if it has none."""
 
 
 @frozen
 class Code:
-    """One code, and what is known of its findings before one is seen."""
+    """One code, and what is known in advance about its findings."""
 
     source: str
     code: str
     means: str = ""
-    """The catalogue's words, where there is one."""
+    """The catalogue's words, if it has the code."""
     says: Mapping[str, Scalar] = {}
-    """Class, action, ... by the catalogue: chooses the runbook's entry."""
+    """Class, action, ... by the catalogue: they choose the runbook's entry."""
     details: Mapping[str, Scalar] = {}
-    """What each of its findings will say, as far as that is known; the rest differs from one to the next."""
+    """Details that each of its findings will have, as far as known; others differ between findings."""
 
     @property
     def key(self) -> str:
@@ -168,12 +168,12 @@ def of_key(key: str) -> Code:
 
 
 def of_fact(fact: str) -> list[str]:
-    """The `source:code` names that a reason shows as `fact`, which has room for 10 letters."""
+    """The `source:code` names that a reason shortens to `fact`, which has at most 10 letters."""
     return [key for key in named() if reasons.fact(*key.split(":", 1)) == fact]
 
 
 def rows(policy: Sequence[Row], one: Code) -> list[Row]:
-    """The policy's rows that may decide on a finding of this code, in order, up to the one that decides in any case."""
+    """The policy's rows that may decide on a finding of this code, in order, up to the first that always matches."""
     found: list[Row] = []
     for row in policy:
         known = {key: wanted for key, wanted in row.when.items() if key in one.details}

@@ -1,9 +1,9 @@
-"""Appends what a node ships to its own file in a shared directory; NFS-safe: one writer a file, fsync before it counts.
+"""Appends a node's records to its own file in a shared directory. Safe on NFS: one writer per file, fsync after each.
 
-    FOLDER/NODE.jsonl            the node appends; at ROTATE bytes it renames it
-    FOLDER/NODE@TIME.jsonl       complete; the controller removes it when it has taken it in
+    FOLDER/NODE.jsonl            the node appends to it, and renames it at ROTATE bytes
+    FOLDER/NODE@TIME.jsonl       complete; the controller reads it, then removes it
 
-Only the last line of a file can be torn, by a kill or a full disk. The next append cuts it off.
+A kill or a full disk can tear only the last line of a file. The next append cuts that off.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROTATE = 4 << 20
 END = ".jsonl"
 BEFORE_TIME = "@"
-"""Slurm's node names can't hold it."""
+"""Slurm's node names can't have it."""
 
 
 def append(folder: str, node: str, batch: list[Record], size: int) -> int | None:
@@ -30,7 +30,7 @@ def append(folder: str, node: str, batch: list[Record], size: int) -> int | None
     os.umask(0o077)
     there = open_folder(folder)
     if "/" in node or BEFORE_TIME in node:
-        raise ValueError(f"{node!r} is no node's name")
+        raise ValueError(f"{node!r} is not a node's name")
     name = node + END
     fd = _open(name, there)
     found = os.fstat(fd).st_size
@@ -49,22 +49,22 @@ def append(folder: str, node: str, batch: list[Record], size: int) -> int | None
             data = data[os.write(fd, data) :]
         os.fsync(fd)
     except OSError:
-        _cut_torn_line(fd)  # whole lines stay: the controller may have taken them in
+        _cut_torn_line(fd)  # complete lines stay: the controller may have read them
         raise
     os.fsync(there)
     return os.fstat(fd).st_size
 
 
 def open_folder(folder: str) -> int:
-    """The shared directory, open. Raises OSError, which says how to mend it, where anybody but root and us could write
-    in a node's name: through it, or through a folder above it."""
+    """The shared directory, open. If anybody but root and us could write there or in a folder above it, and so in a
+    node's name: raises OSError, which says how to mend that."""
     there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     found = os.fstat(there)
     wrong = unsafe(os.path.abspath(folder), sticky=True)
     if not wrong and found.st_mode & 0o022:  # sticky: its names could be taken first
         wrong = [f"{folder} can be written by others (mode {found.st_mode & 0o7777:04o}): chmod go-w {folder}"]
     if not wrong and not os.path.samestat(found, os.stat(folder)):
-        wrong = [f"{folder} was replaced while it was opened: look who did"]
+        wrong = [f"{folder} was replaced while it was opened: find out by whom"]
     if wrong:
         os.close(there)
         raise PermissionError(1, "; ".join(wrong[0].rsplit(": ", 1)), folder)
@@ -72,12 +72,12 @@ def open_folder(folder: str) -> int:
 
 
 def refuse_unless_ours(fd: int, name: str) -> None:
-    """Raise OSError where the open file could be anything but what a node of ours has written."""
+    """Raise OSError unless only a node of ours can have written the open file."""
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(22, "is no regular file; remove it", name)
+        raise OSError(22, "is not a regular file; remove it", name)
     if found.st_uid not in (0, os.geteuid()):
-        why = f"belongs to uid {found.st_uid}; look who wrote it, and remove it (root's as nobody's: no_root_squash)"
+        why = f"belongs to uid {found.st_uid}; find out who wrote it, and remove it (if nobody is root: no_root_squash)"
         raise PermissionError(1, why, name)
     if found.st_mode & 0o022:
         raise PermissionError(1, f"can be written by others (mode {found.st_mode & 0o7777:04o}); chmod go-w it", name)
@@ -97,7 +97,7 @@ def _open(name: str, there: int) -> int:
 
 
 def _cut_torn_line(fd: int) -> None:
-    """Back to the end of the last whole line."""
+    """Cut the file after its last complete line."""
     size = end = os.fstat(fd).st_size
     while end > 0:
         begin = max(0, end - (1 << 16))

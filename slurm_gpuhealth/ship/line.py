@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def lines(batch: list[Record], before: float, there: float, after: float) -> list[bytes]:
-    """The batch as lines. `there`: what the store's clock showed between `before` and `after` of ours."""
+    """The batch as lines. `there`: the store's time, taken between `before` and `after` by our clock."""
     clock = {"clock": round((before + after) / 2 - there, 3)}
     batch[0]["time"] = before
     return [json.dumps({**record, **clock}, separators=(",", ":")).encode() + b"\n" for record in batch]

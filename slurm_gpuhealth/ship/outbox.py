@@ -1,7 +1,8 @@
-"""What is new in the node's journal to the cluster's record: one line of JSON a row, in order, until it has arrived.
+"""Ships new rows of the node's journal to the cluster's record: one line of JSON per row, in order.
 
-A row waits in the outbox until the store has it for sure. Who is killed in between ships it twice, and the store takes
-it in once: (node, journal, id, sub) names it, and the higher `seq` wins. All that can hang is done in a child.
+A row waits in the outbox until the store surely has it. If the program is killed in between, the row is shipped twice,
+and the store keeps it once: (node, journal, id, sub) identifies it, and the higher `seq` wins. Everything that may hang
+runs in a child.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.ship.line import Record
 
 AT_ONCE = 2 << 20
-"""Bytes that one child writes; what waits beyond it is the next child's."""
+"""The most bytes that one child writes; the next child writes the rest."""
 MARGIN = 1.0
 """Seconds that the health check keeps for its own end."""
 
 
 def mark(url: str) -> int:
-    """What `ships` in the journal is while this node ships to `url`; 0: to none."""
+    """The journal's value `ships` while this node ships to `url`; 0: it ships nowhere."""
     return zlib.crc32(url.encode()) if url else 0
 
 
 def ship(settings: Settings, journal: Journal, node: str, seconds: float) -> None:
-    """Ship what waits, within `seconds`. What can't be shipped is said once, and waits for the next time."""
+    """Ship the waiting rows, within `seconds`. If that fails, say so once; the rows wait for the next time."""
     if journal.folder != settings.paths.state:
-        return  # in the fallback: its rows get their numbers when the disk is good again
+        return  # in the fallback: its rows get their numbers once the disk works again
     lost = settings.store.url and not journal.get("shipped")  # with a part of a journal that was corrupt
     if lost or journal.get("ships", 0) != mark(settings.store.url):
         _begin(journal, settings.store.url)
@@ -49,12 +50,12 @@ def ship(settings: Settings, journal: Journal, node: str, seconds: float) -> Non
     shipped = journal.get("shipped", {})
     if error != shipped.get("error", ""):
         journal.put("shipped", {**shipped, "error": error})
-    if bool(error) != bool(shipped.get("error")):  # its words may hold a time
-        say(f"store: {error}; what is new waits in the journal" if error else "store: ships again", error=bool(error))
+    if bool(error) != bool(shipped.get("error")):  # not if only its text differs: it may have a time
+        say(f"store: {error}; new records wait in the journal" if error else "store: ships again", error=bool(error))
 
 
 def _begin(journal: Journal, url: str) -> None:
-    """From now on to `url`, which knows nothing yet: all that the journal has. No url: nothing waits any more."""
+    """Begin to ship to `url`, which has nothing yet: ship all that the journal has. Without a url, nothing waits."""
 
     def begin() -> None:
         if url:
@@ -68,7 +69,7 @@ def _begin(journal: Journal, url: str) -> None:
 
 
 def _some(settings: Settings, journal: Journal, node: str, deadline: float) -> bool:
-    """Ship the oldest that wait; whether there may be more. Raises OSError, which says why it was not possible."""
+    """Ship the oldest waiting rows; returns whether there may be more. Raises OSError, which says why it failed."""
     shipped = journal.get("shipped")
     records, last = _waiting(journal)
     if not last:
@@ -90,7 +91,7 @@ def _some(settings: Settings, journal: Journal, node: str, deadline: float) -> b
     if probed.error:
         raise OSError(probed.error)
     if probed.value is None:
-        say("store: the file of this node is not what it was: all that the journal has is shipped again", error=True)
+        say("store: this node's file is shorter than it was: the whole journal is shipped again", error=True)
         _begin(journal, settings.store.url)
         return True
 
@@ -103,7 +104,7 @@ def _some(settings: Settings, journal: Journal, node: str, deadline: float) -> b
 
 
 def _waiting(journal: Journal) -> tuple[list[Record], int]:
-    """The oldest rows that wait, as records, and the last number among them; 0: nothing waits."""
+    """The oldest waiting rows, as records, and the last number among them; 0: nothing waits."""
     records: list[Record] = []
     columns: dict[str, list[str]] = {}
     size = last = 0
@@ -125,7 +126,7 @@ def _waiting(journal: Journal) -> tuple[list[Record], int]:
 
 
 def _bound(journal: Journal, most: int) -> None:
-    """Drop the oldest of what waits beyond `most` bytes, a tenth at once, and count it: the store is told."""
+    """If more than `most` bytes wait, drop the oldest rows, a tenth at once, and count them: the store learns that."""
     size = journal.one("SELECT coalesce(sum(bytes), 0) FROM outbox")[0]
     if size <= most:
         return
@@ -148,11 +149,11 @@ def _bound(journal: Journal, most: int) -> None:
 
 
 def write(settings: Settings, node: str, batch: list[Record], size: int) -> int | None:
-    """In a child: write the batch, and return when it is safe there: how long the node's file is then (0: no file).
+    """In a child: write the batch, and return once it is safe there. Returns the size of the node's file (0: no file).
 
-    `size`: how long it was after the last. None: it is shorter now, and what it held is lost.
+    `size`: the file's size after the last batch. None: the file is shorter now, and has lost records.
     """
-    # Our own lock, for we may outlive the program that started us, and the next must not write beside us.
+    # Our own lock: we may live longer than our parent, and the next child must not write at the same time.
     if lock.take(settings, "store-writer", time.monotonic() + settings.store.timeout, real=True) is None:
         raise TimeoutError("an earlier child still writes")
     if settings.store.url.startswith("postgresql:"):

@@ -1,4 +1,4 @@
-"""Inserts what a node ships into PostgreSQL's table `inbox`. psycopg alone, in the child alone: imports cost."""
+"""Inserts a node's records into PostgreSQL's table `inbox`. Only with psycopg, and only in the child: imports cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def insert(settings: Settings, node: str, batch: list[Record]) -> int:
             there = db.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
             made = lines(batch, before, there[0] if there else before, time.time())
             rows = [
-                # The head, of its last record's number, would collide with that.
+                # The head has the number of its last record, and would collide with it: so it is negative.
                 (node, one["journal"], -one["seq"] if one["kind"] == "ship" else one["seq"], line.decode())
                 for one, line in zip(batch, made)
             ]
@@ -40,7 +40,7 @@ def insert(settings: Settings, node: str, batch: list[Record]) -> int:
 def connect(settings: Settings, node: str) -> psycopg.Connection[tuple[Any, ...]]:
     store = settings.store
     options: dict[str, Any] = {
-        "connect_timeout": max(2, int(store.timeout)),  # libpq takes 1 for 2
+        "connect_timeout": max(2, int(store.timeout)),  # libpq treats 1 as 2
         "options": f"-c statement_timeout={store.timeout * 1000:.0f}",
         "application_name": f"gpuhealth {node}",
     }

@@ -1,1 +1,1 @@
-"""A cluster with faults whose truth is known: to judge policies, ours among them, before one is let loose on nodes."""
+"""Simulates a cluster whose true faults are known, to judge policies, ours included, before they act on real nodes."""

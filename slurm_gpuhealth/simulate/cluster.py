@@ -1,4 +1,4 @@
-"""Which nodes and GPUs a simulated job gets: pods are filled first, a job waits where nothing is free."""
+"""Which nodes and GPUs a simulated job gets. Pods are filled first; a job waits if too few nodes are free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Cluster:
-    """Free nodes by pod, and free GPUs of the nodes that are shared. Nodes and GPUs are indices."""
+    """Free nodes by pod, and free GPUs of shared nodes. Nodes and GPUs are indices."""
 
     def __init__(self, nodes: int, pod: int, gpus: int, kept: Iterable[int], rng: Random) -> None:
         self.pod, self.gpus, self.rng = pod, gpus, rng

@@ -1,4 +1,4 @@
-"""A simulated world as the files of `gpuhealth replay`, and beside them what is true."""
+"""Writes a simulated world as files for `gpuhealth replay`, and a file with what is true."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ KEYS = (
 
 
 def write(world: World, folder: str, logs: bool) -> None:
-    """JOBS.jsonl, EVENTS.jsonl, TOPOLOGY.json, TRUTH.jsonl. `logs`: each failed job's log as text, else its class, and
-    text only where it names a host."""
+    """Writes JOBS.jsonl, EVENTS.jsonl, TOPOLOGY.json and TRUTH.jsonl.
+
+    `logs`: each failed job's log as text; else only its class, with text only if the log names a host.
+    """
     there = Path(folder)
     there.mkdir(parents=True, exist_ok=True)
     attempts = (item for _, item in world.stream if isinstance(item, Attempt))

@@ -1,4 +1,4 @@
-"""What the users of a simulated cluster submit: applications with bugs of their own, in jobs and in arrays."""
+"""What the users of a simulated cluster submit: applications, each with its own bugs, as jobs and as arrays."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ KINDS = ("train", "pretrain", "finetune", "sweep", "eval", "embed", "sim")
 
 
 class Bug(NamedTuple):
-    """What an application dies of when it does: the same words each time."""
+    """What an application dies of: the same message each time."""
 
     error: str
     frame: str
     rank: int | None = None
     iteration: int | None = None
-    """Where it happens at the same rank and iteration each time: bad data, a NaN."""
+    """Whether it happens at the same rank and iteration each time: bad data, a NaN."""
 
 
 class App(NamedTuple):
@@ -58,7 +58,7 @@ def jobs(case: Case, rng: Random, start: float, end: float, pins: Sequence[int])
     ids = count(1001)
     found: list[Job] = []
     for _ in range(_poisson(rng, case.jobs * case.nodes * case.days)):
-        app = apps[int(len(apps) * rng.random() ** 1.5)]  # some submit more than others
+        app = apps[int(len(apps) * rng.random() ** 1.5)]  # some applications are submitted more often than others
         nodes, seconds = _shape(case, rng)
         gpus = rng.choice((1, 1, 2, 4, 8)) if case.sharing and nodes == 1 else case.gpus
         found.append(Job(0, app, rng.uniform(start, end), nodes, gpus, seconds, app.failing))
@@ -100,7 +100,7 @@ def _seconds(rng: Random, kind: str) -> float:
 
 
 def _poisson(rng: Random, mean: float) -> int:
-    """Normal where it is large: no numpy here."""
+    """Uses the normal distribution for large numbers, to do without numpy."""
     if mean > 50:
         return max(0, round(rng.gauss(mean, math.sqrt(mean))))
     limit, found, product = math.exp(-mean), 0, rng.random()

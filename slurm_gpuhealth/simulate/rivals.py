@@ -1,6 +1,6 @@
-"""Simple policies, each a function from what is told to the nodes that it would drain: what ours is measured against.
+"""Simple policies that ours is measured against: each is a function from the reports to the nodes it would drain.
 
-A node that was flagged starts anew. A tuple of the stream is (when it is told, attempt or event).
+A node starts afresh after it was flagged. The stream has tuples (time of the report, attempt or event).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def failures_in_a_day(stream: Stream) -> Flags:
 
 
 def failure_rate(stream: Stream) -> Flags:
-    """Failed share of the node's jobs in 14 days, more than three standard deviations above the fleet's."""
+    """The share of the node's jobs that failed in 14 days is over three standard deviations above the fleet's."""
     of: dict[str, deque[tuple[float, bool]]] = defaultdict(deque)
     all_runs = all_failed = 0
     for when, item in stream:
@@ -77,8 +77,9 @@ def any_node_fail(stream: Stream) -> Flags:
 
 
 def _lemon_rule(needed: int, xids: int, stream: Stream) -> Flags:
-    """Counts of 28 days as in Meta's study (arXiv 2410.21680): of its seven signals those that a scheduler has. The
-    paper prints no thresholds; both sets of them are near the best that such counts can do here.
+    """Counts over 28 days as in Meta's study (arXiv 2410.21680), with those of its seven signals that a scheduler has.
+
+    The paper prints no thresholds. Both sets of thresholds here are near the best that such counts can reach.
     """
     seen: dict[str, deque[tuple[float, str]]] = defaultdict(deque)
     for when, item in stream:

@@ -1,5 +1,5 @@
-"""How good a policy is on clusters whose truth is known: what it finds, what it drains for nothing, and whether its
-probabilities are true.
+"""How good a policy is on clusters whose true faults are known: which lemons it finds, which good nodes it drains,
+and whether its probabilities are right.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ OURS = "ours"
 THRESHOLDS = tuple(step / 100 for step in (0.2, 0.4, 0.6, 1, 2, 3, 4, 5, 6, 8, *range(10, 100, 2), 95, 99))
 POLICIES = (*RIVALS, OURS)
 ONE_OFF = 14 * DAY
-"""A flag this long after a true fault of a good node is a one-off: a test was right, a repair is not."""
+"""A flag within this time after a true fault of a good node is a one-off: a test was right, a repair would not be."""
 MINUTE = 60.0
-"""A fault's Xid comes some seconds before its job is dead."""
+"""A fault's Xid comes some seconds before its job ends."""
 EDGES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 
 class Result(NamedTuple):
-    """One policy over all seeds. Of lemons only those that failed at least one job count."""
+    """One policy over all seeds. Only lemons that failed at least one job count."""
 
     policy: str
     precision: float
-    """Lemons found among lemons found and wrong flags."""
+    """Lemons found, divided by lemons found plus wrong flags."""
     recall: float
     clean: float
-    """Flags per 1000 node-days of nodes without a fault in 14 days: good nodes wrongly drained."""
+    """Flags per 1000 node-days on nodes without a fault in 14 days: good nodes wrongly drained."""
     one_off: float
-    """The same of good nodes that did have one."""
+    """The same for good nodes that did have a fault."""
     days: float
     """From a lemon's first failed job to its flag, on average over those found."""
     suffered: float
     """Jobs failed by then."""
     avoided: float
-    """Share of all that lemons failed that came after their flag."""
+    """Share of the lemons' failed jobs that came after their flag."""
 
 
 class Bin(NamedTuple):
-    """Predictions of about the same probability."""
+    """Predictions with about the same probability."""
 
     number: int
     said: float
@@ -68,7 +68,7 @@ class Calibration(NamedTuple):
     error: float
     """Expected calibration error: |said - true| over all bins, by their counts."""
     error_above: float
-    """The same of the predictions from .05 on: most nodes are at 0, which is easy."""
+    """The same for predictions of at least .05: most nodes are at 0, which is easy to predict."""
 
 
 class Report(NamedTuple):
@@ -76,19 +76,19 @@ class Report(NamedTuple):
     attempts: int
     results: tuple[Result, ...]
     verdicts: Mapping[str, Mapping[str, int]]
-    """What was true → verdict → attempts, as judged at last."""
+    """True cause → verdict → number of attempts, by the last judgement."""
     right: float
-    """Share of the failures that got a verdict that is accepted."""
+    """Share of the failures with an accepted verdict."""
     right_node: float
-    """Share of the verdicts `node` that name the node that did it."""
+    """Share of the `node` verdicts that name the guilty node."""
     calibration: Mapping[str, Calibration]
-    """`suspicion`: p_lemon; `verdict`: confidence; `node`: a verdict's mass on the node, at once, not judged again."""
+    """`suspicion`: p_lemon; `verdict`: confidence; `node`: the first verdict's probability for the node."""
     rungs: Mapping[str, float]
-    """Rungs that were due on nodes that are no lemons, per 1000 node-days: `RMA soft` without hard evidence, …"""
+    """Rungs due on nodes that are not lemons, per 1000 node-days; `RMA soft`: without hard evidence, and so on."""
 
 
 def run(case: Case, seeds: Sequence[int], policies: Sequence[str] = POLICIES, logs: bool = False) -> Report:
-    """All policies over the worlds of these seeds; one process a core."""
+    """All policies over the worlds of these seeds, with one process per core."""
     one = partial(seed, case, tuple(policies), logs)
     workers = min(len(seeds), len(os.sched_getaffinity(0)))
     if workers < 2:
@@ -98,7 +98,7 @@ def run(case: Case, seeds: Sequence[int], policies: Sequence[str] = POLICIES, lo
 
 
 def seed(case: Case, policies: tuple[str, ...], logs: bool, number: int) -> Counter[tuple[str, ...]]:
-    """Everything countable of one world; sums of worlds are sums of these."""
+    """All counts of one world; the counts of several worlds can be added."""
     world = make(case, number)
     counted: Counter[tuple[str, ...]] = Counter()
     counted["seeds",] += 1
@@ -141,7 +141,7 @@ def count_ours(counted: Counter[tuple[str, ...]], world: World, watched: Watched
 
 
 def behind(found: Report, rival: str) -> float:
-    """How far our best threshold is behind a rival in precision or recall, whichever is worse; below 0: ahead."""
+    """How far our best threshold is behind a rival, in precision or recall, whichever is worse. Below 0: ahead."""
     other = next(one for one in found.results if one.policy == rival)
     ours = [one for one in found.results if one.policy.startswith(OURS)]
     if math.isnan(other.precision):

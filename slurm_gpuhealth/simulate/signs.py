@@ -1,4 +1,4 @@
-"""What of an attempt's end is seen in a simulated cluster: Slurm's state, Xids, and what the job's log says."""
+"""The visible signs of an attempt's end in a simulated cluster: Slurm's state, Xids and the job's log."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Signs:
         return Sign(state, over, gpu, told)
 
     def beside(self, lemons: Iterable[Lemon]) -> Told:
-        """What happens to nodes outside of jobs: repairs, and a lemon's Xids that killed nobody."""
+        """What happens to nodes outside of jobs: repairs, and a lemon's Xids that killed no job."""
         told: Told = []
         for lemon in lemons:
             if lemon.until < self.end:
@@ -192,7 +192,7 @@ class Signs:
         if rng.random() >= (self.case.hard if share is None else share):
             return []
         told = self._xid(node, gpu, when - rng.uniform(0, 20), self._code(), "fault")
-        for code in ("45", "154"):  # what the driver says when it tears the job's channels down
+        for code in ("45", "154"):  # the driver logs these when it tears down the job's channels
             if rng.random() < 0.3:
                 told += self._xid(node, gpu, when + rng.uniform(0, 2), code, "info")
         return told

@@ -1,4 +1,4 @@
-"""Job logs in the form of real ones, with what a simulated attempt's reading says in them."""
+"""Job logs that look like real ones and say what a simulated attempt's reading says."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NAMED = (
 
 
 def text(attempt: Attempt) -> str | None:
-    """The log of an attempt that has a reading; the same each time it is asked."""
+    """The log of an attempt that has a reading; the same text at each call."""
     reading = attempt.reading
     if reading is None:
         return None

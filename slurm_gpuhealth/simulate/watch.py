@@ -1,4 +1,4 @@
-"""A correlator led through a simulated world: what it said of jobs and nodes, and when."""
+"""Runs a correlator through a simulated world and records what it says about jobs and nodes, and when."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.simulate.world import World
 
 LOOK = 3600.0
-"""How often the nodes of failed jobs and of events are looked at, in seconds."""
+"""How often the nodes of failed jobs and of events are judged, in seconds."""
 SAMPLE = 2 * DAY
-"""How often all nodes are, for the calibration."""
+"""How often all nodes are judged, for the calibration."""
 
 
 class Judge(Protocol):
@@ -34,9 +34,9 @@ class Judge(Protocol):
 class Watched(NamedTuple):
     first: dict[tuple[int, int], Verdict]
     last: dict[tuple[int, int], Verdict]
-    """As judged at once, and after all that came later."""
+    """The first judgement, and the one after everything that came later."""
     start: float
-    """p_lemon of a node of which nothing is known."""
+    """p_lemon of a node about which nothing is known."""
     looks: dict[str, list[tuple[float, float, bool]]]
     """Node → (time, p_lemon, whether something had happened to it)."""
     peaks: dict[str, float]
@@ -44,10 +44,10 @@ class Watched(NamedTuple):
     sampled: list[tuple[float, str, float]]
     """p_lemon, node, time: of all nodes."""
     rungs: list[tuple[float, str, str, bool]]
-    """Time, node, the rung that was new for it, whether there was hard evidence."""
+    """Time, node, its new rung, whether there was hard evidence."""
 
     def flags(self, threshold: float) -> Iterator[tuple[float, str]]:
-        """A node that was flagged starts anew, as with the rivals: from then on only what is new counts."""
+        """A node starts afresh after it was flagged, as with the rivals: from then on only new evidence counts."""
         for node, looks in self.looks.items():
             if self.peaks[node] <= threshold:
                 continue

@@ -1,4 +1,4 @@
-"""A cluster's weeks: which jobs ran where, which failed of what, and what is told of it."""
+"""Some weeks of a cluster: which jobs ran where, which failed and why, and what is reported of it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 EPOCH = 1_750_000_000.0
 PEEK = 50
-"""Waiting jobs that are looked at when something becomes free, as Slurm's backfill does."""
+"""So many waiting jobs are tried when something becomes free, as Slurm's backfill does."""
 
 
 class Truth(NamedTuple):
-    """What an attempt that did not complete really died of."""
+    """The true cause of an attempt that did not complete."""
 
     job: int
     attempt: int
     cause: str
     accepted: tuple[str, ...]
-    """The causes that a judge may name without being wrong."""
+    """The causes that count as right if a judge names them."""
     node: str | None = None
     gpu: int | None = None
     lemon: bool = False
@@ -42,11 +42,11 @@ class World(NamedTuple):
     seed: int
     leaves: Mapping[str, Sequence[str]]
     stream: list[tuple[float, Attempt | Event]]
-    """What is told, in the order in which it is: attempts at their end, events when they arrive."""
+    """What is reported, in order: attempts at their end, events when they arrive."""
     truth: dict[tuple[int, int], Truth]
     lemons: tuple[Lemon, ...]
     faults: dict[str, list[tuple[float, bool]]]
-    """Node → when it truly killed a job, and whether as a lemon."""
+    """Node → when it really killed a job, and whether as a lemon."""
 
     def lemon(self, node: str, time: float) -> bool:
         return any(name(one.node) == node and one.since <= time < one.until for one in self.lemons)
@@ -62,7 +62,7 @@ def make(case: Case, seed: int) -> World:
 
 
 class _Weeks:
-    """The clock: jobs arrive, start where there is room, and their fate is drawn when they start."""
+    """The clock: jobs arrive and start where there is room; how they end is drawn when they start."""
 
     def __init__(self, case: Case, seed: int) -> None:
         self.case, self.seed, self.rng = case, seed, Random(seed)  # noqa: S311 - a simulation must be repeatable
@@ -125,13 +125,13 @@ class _Weeks:
 
     @staticmethod
     def _startable(waiting: deque[tuple[Job, int]], fresh: int) -> list[tuple[Job, int]]:
-        """What may start now: only the job that just came, or the first of those that wait."""
+        """Which jobs may start now: only the one that just arrived, or the first waiting ones."""
         if fresh:
             return [waiting[-1]]
         return [waiting[at] for at in range(min(PEEK, len(waiting)))]
 
     def _live(self, job: Job, attempt: int, taken: dict[int, tuple[int, ...]], start: float) -> tuple[float, bool]:
-        """Draws the attempt's fate and tells it: when its nodes are free again, and whether it is requeued."""
+        """Draws how the attempt ends and reports it. Returns when its nodes are free, and if it is requeued."""
         fates = [
             (start + job.seconds, "done", -1, None),
             self._node_fault(taken, start, start + job.seconds),
@@ -189,7 +189,7 @@ class _Weeks:
         return math.inf, "infrastructure", -1, None
 
     def _own(self, job: Job, start: float) -> tuple[float, str, int, Lemon | None]:
-        """What the application, its image or its user does to it."""
+        """Failures caused by the application, its image or its user."""
         rng, day = self.rng, self.case.image_day
         if day is not None and 0 <= start - EPOCH - day * DAY < DAY / 2 and rng.random() < 0.5:
             return start + rng.uniform(5, 60), "image", -1, None
@@ -223,7 +223,7 @@ def _lemons(case: Case, rng: Random, end: float) -> tuple[Lemon, ...]:
         until = end
         if rng.random() < case.repaired:
             repaired = since + rng.expovariate(1 / (10 * DAY))
-            # In vain: one that goes on, across the repair (26 % fault again within 7 days in InfiniteHBD's trace).
+            # A repair that does not help: the lemon goes on (in InfiniteHBD's trace 26 % fault again within 7 days).
             until = min(end, repaired) if rng.random() > 1 / 3 else end
             found.append(Lemon(node, since, min(end, repaired), rate, gpu))
             if until == end and repaired < end:

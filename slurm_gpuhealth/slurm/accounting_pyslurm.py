@@ -1,8 +1,8 @@
-"""How jobs ended, by PySlurm and sacct: the values of `sacct.ended`, where the site has PySlurm of its Slurm's release.
+"""How jobs ended, by PySlurm and sacct: the same values as `sacct.ended`, if PySlurm fits the site's Slurm release.
 
-PySlurm (25.11) has one run of a requeued job, the last, and of an exit code seven bits: 137 is 9, and 128 is 0. So it
-tells only of jobs that ran once and completed; sacct is asked for the others. Without a slurm.conf its import ends the
-interpreter: so all of it is in a child.
+PySlurm (25.11) knows only the last run of a requeued job, and only seven bits of an exit code: 137 becomes 9, and 128
+becomes 0. So it is used only for jobs that ran once and completed; sacct is asked for the others. Without a slurm.conf
+its import ends the interpreter, so everything runs in a child.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ NAMES = (
     *("id", "array_id", "cluster", "partition", "user_name", "user_id", "account", "name", "state", "start_time"),
     *("end_time", "nodelist", "submit_command", "requeue_count"),
 )
-"""Of pyslurm.db.Job. The last two came with 25.11."""
+"""Attributes of pyslurm.db.Job. The last two came with 25.11."""
 TOLD = ("COMPLETED", "PENDING", "RUNNING", "SUSPENDED")
-"""States of which PySlurm says all that there is, unless the job was requeued."""
+"""In these states PySlurm tells everything about a job, unless it was requeued."""
 MANY = 500
-"""Jobs for one question to sacct."""
+"""Jobs in one call of sacct."""
 
 
 def ended(settings: Settings, since: float, until: float) -> list[Ended]:
-    """What ended in since ≤ t < until and had begun, by its start. Raises control.SlurmError."""
-    if not os.path.isfile(settings.slurm.conf):  # libslurm itself says so after a minute, by ending the interpreter
+    """The runs that ended in since ≤ t < until and had begun, by their start. Raises control.SlurmError."""
+    if not os.path.isfile(settings.slurm.conf):  # libslurm itself would end the interpreter after a minute
         what = f"{settings.slurm.conf} (slurm.conf) is not there"
         raise Refused("pyslurm.db.Jobs.load", 1, f'{what}: correct [slurm] conf, or [accounting] backend = "sacct"')
     asked = child.probe(lambda: _load(settings.slurm.conf, since, until), timeout=settings.accounting.timeout)
@@ -82,7 +82,7 @@ def _gpus(job: Any) -> int:
 
 
 def _completed(job: Mapping[str, Any]) -> Ended | None:
-    """None for one that has not ended, or had no node. Raises ValueError, TypeError."""
+    """None if the job has not completed, or had no node. Raises ValueError, TypeError."""
     nodes = nodes_of(job["nodelist"] or "")
     if job["state"] != "COMPLETED" or not nodes or not job["start_time"] or not job["end_time"]:
         return None

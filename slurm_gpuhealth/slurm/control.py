@@ -1,8 +1,8 @@
-"""Questions and orders to Slurm through its own programs, each with a deadline and an error that says what to do.
+"""Questions and orders to Slurm through its own programs. Each has a deadline, and an error that says what to do.
 
 SlurmError
 ├── ControllerDown   no answer; try again later
-├── Refused          an answer, and it is no: `rc`, `text` (what the program said of itself, never a record)
+├── Refused          Slurm said no: `rc`, `text` (the program's own message, never a record)
 │   ├── NoSuchJob    slurmctld does not know the job: it has ended
 │   └── Unreadable   a record that can't be read safely
 └── NoProgram        the program is not where the configuration says
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL for one of Slurm's programs."""
 NO_ANSWER = (
-    # Slurm's words (slurm_errno) for a controller that is away, starting, on standby or not to be authenticated to.
+    # Slurm's words (slurm_errno) for a controller that is down, starting, on standby, or does not accept us.
     "Unable to contact slurm controller",
     "Unable to establish",
     "could not establish a configuration source",
@@ -37,7 +37,7 @@ NO_ANSWER = (
 
 
 NO_JOB = "slurm_load_jobs error: Invalid job id specified"
-"""All that scontrol says of a job that slurmctld does not know (22.05 to 26.05), on standard error, with exit 1."""
+"""If slurmctld does not know a job, scontrol prints only this, on standard error, and exits 1 (22.05 to 26.05)."""
 
 
 class SlurmError(Exception):
@@ -55,19 +55,19 @@ class Refused(SlurmError):
         super().__init__(f"{what}: exit {rc}: {text}")
         self.rc, self.text = rc, text
         self.out = out
-        """What stood on standard output, too: it may be a user's words."""
+        """Its standard output, which may have a user's words."""
 
 
 class NoSuchJob(Refused):
-    """The controller does not know the job (any more)."""
+    """slurmctld does not know the job (any more)."""
 
 
 class NoSuchNode(Refused):
-    """The controller does not know the node."""
+    """slurmctld does not know the node."""
 
 
 class Unreadable(Refused):
-    """An answer that can't be told apart from what a user put into it: it says nothing, of nobody."""
+    """A user's text in the answer makes it ambiguous, so nothing of it is used."""
 
 
 class NoProgram(SlurmError):
@@ -75,8 +75,8 @@ class NoProgram(SlurmError):
 
 
 def show_node(slurm: settings.Slurm, name: str) -> records.NodeRecord:
-    """The node's record. NoSuchNode, or Unreadable where it can't be read safely."""
-    unknown = f"Node {_name(name)} not found"  # all that scontrol prints then, on standard output
+    """The node's record. NoSuchNode, or Unreadable if it can't be read safely."""
+    unknown = f"Node {_name(name)} not found"  # then scontrol prints only this, on standard output
     try:
         text = _ask(slurm, slurm.scontrol, "-o", "show", "node", name)
     except Refused as error:
@@ -90,12 +90,12 @@ def show_node(slurm: settings.Slurm, name: str) -> records.NodeRecord:
 
 
 def show_nodes(slurm: settings.Slurm, names: str = "") -> list[records.NodeRecord]:
-    """The records of a hostlist's nodes, of all when it is "", in one call; what can't be read safely is left out."""
+    """The records of a hostlist's nodes ("": all), in one call. Records that can't be read safely are left out."""
     return records.parse_nodes(_ask(slurm, slurm.scontrol, "-o", "show", "node", *([names] if names else [])))
 
 
 def show_job(slurm: settings.Slurm, job_id: int) -> records.JobRecord:
-    """The job's record. NoSuchJob, or Unreadable where it can't be read safely."""
+    """The job's record. NoSuchJob, or Unreadable if it can't be read safely."""
     try:
         text = _ask(slurm, slurm.scontrol, "-o", "show", "job", str(int(job_id)))
     except Refused as error:
@@ -121,7 +121,7 @@ def job_names(slurm: settings.Slurm, job_id: int) -> tuple[str, str, str]:
 
 
 def is_expedited(slurm: settings.Slurm, job_id: int) -> bool:
-    """Whether Slurm starts this run's job anew if one of its epilogs fails. Unreadable where it can't be told."""
+    """Whether Slurm starts this job again if one of its epilogs fails. Raises Unreadable if the answer is unclear."""
     if records.parse_version(_ask(slurm, slurm.scontrol, "-V")) < records.EXPEDITES:  # asks no controller
         return False
     text = _ask(slurm, slurm.scontrol, "--json", "show", "job", str(int(job_id)))
@@ -132,27 +132,27 @@ def is_expedited(slurm: settings.Slurm, job_id: int) -> bool:
 
 
 def drain(slurm: settings.Slurm, name: str, reason: Reason) -> None:
-    """Drain the node, whatever its reason says now: `hold.take` looks first."""
+    """Drain the node, whatever its reason is now. `hold.take` looks first."""
     _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", "State=DRAIN", f"Reason={reasons.write(reason)}")
 
 
 def set_reason(slurm: settings.Slurm, name: str, reason: Reason) -> None:
-    """Replace the text on a node that is drained; on one in service Slurm drops it without a word."""
+    """Replace the reason of a drained node. On a node in service Slurm ignores it without an error."""
     _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", f"Reason={reasons.write(reason)}")
 
 
 def undrain(slurm: settings.Slurm, name: str) -> None:
-    """Take the drain away; a DOWN stays. No error on a node that is not drained."""
+    """End the drain; a DOWN stays. No error if the node is not drained."""
     _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", "State=UNDRAIN")
 
 
 def resume(slurm: settings.Slurm, name: str) -> None:
-    """Put a DOWN node back into service: only for a DOWN that our own reboot made."""
+    """Put a DOWN node back into service. Only for a DOWN that our own reboot caused."""
     _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", "State=RESUME")
 
 
 def undrain_all(slurm: settings.Slurm, names: Sequence[str], comment: str | None = None) -> None:
-    """`undrain` of many nodes in one call, with the same Comment for all, which slurmctld writes first."""
+    """`undrain` many nodes in one call, with the same Comment for all; slurmctld writes the Comment first."""
     remarks = [] if comment is None else [f"Comment={_line(comment)}"]
     _ask(slurm, slurm.scontrol, "update", f"NodeName={','.join(map(_name, names))}", *remarks, "State=UNDRAIN")
 
@@ -163,14 +163,14 @@ def comment_all(slurm: settings.Slurm, names: Sequence[str], comment: str) -> No
 
 
 def reboot(slurm: settings.Slurm, name: str, reason: Reason) -> None:
-    """Have Slurm reboot the idle node; it comes back DOWN with our reason. Any other `nextstate` would put an untested
-    node into service, and so would none."""
+    """Have Slurm reboot the idle node; it comes back DOWN with our reason. With any other `nextstate`, or without one,
+    Slurm would put an untested node into service."""
     words = ["ASAP", "nextstate=DOWN", f"reason={reasons.write(reason)}"]
     _ask(slurm, slurm.scontrol, "reboot", *words, _name(name))
 
 
 def cancel_reboot(slurm: settings.Slurm, name: str) -> None:
-    """Take back a reboot that the node has not been told of; Refused when it has."""
+    """Cancel a reboot that was not sent to the node yet; Refused if it was."""
     _ask(slurm, slurm.scontrol, "cancel_reboot", _name(name))
 
 
@@ -185,14 +185,14 @@ def set_text(slurm: settings.Slurm, name: str, text: str) -> None:
 
 
 def put_out(slurm: settings.Slurm, name: str, state: str, text: str) -> None:
-    """Take the node out with somebody's own words: `state` is DRAIN, DOWN or FAIL."""
+    """Take the node out of service with somebody's own reason: `state` is DRAIN, DOWN or FAIL."""
     _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", f"State={state}", f"Reason={_line(text)}")
 
 
 def requeue(slurm: settings.Slurm, job: records.JobRecord) -> None:
     """Put a job back into the queue, not held; Slurm starts it again after AuthInfo's cred_expire, 120 s by default.
 
-    Also one of --no-requeue: for a job that never began. Its own wish is put back afterwards.
+    Works for a job with --no-requeue too, because it never began here. Its Requeue setting is restored afterwards.
     """
     if not job.requeue:
         _ask(slurm, slurm.scontrol, "update", f"JobId={job.name}", "Requeue=1")
@@ -202,12 +202,12 @@ def requeue(slurm: settings.Slurm, job: records.JobRecord) -> None:
 
 
 def asks_by_name(slurm: settings.Slurm, job: records.JobRecord) -> bool:
-    """Whether the job asks for nodes by name (--nodelist), or it can't be told: then `keep_off` does nothing."""
+    """Whether the job asks for nodes by name (--nodelist), or this is not known: then `keep_off` does nothing."""
     return records.parse_excluded(_ask(slurm, slurm.scontrol, "-o", "show", "job", job.name)) is None
 
 
 def keep_off(slurm: settings.Slurm, job: records.JobRecord, node: str) -> None:
-    """Keep a pending job away from a node, beside those that its user excludes; not one that asks for nodes by name."""
+    """Add a node to those that a pending job excludes, unless the job asks for nodes by name."""
     excluded = records.parse_excluded(_ask(slurm, slurm.scontrol, "-o", "show", "job", job.name))
     if excluded is None:
         return
@@ -216,24 +216,24 @@ def keep_off(slurm: settings.Slurm, job: records.JobRecord, node: str) -> None:
 
 
 def pending(slurm: settings.Slurm) -> list[tuple[tuple[str, ...], str]]:
-    """Each pending job's partitions, and why it waits; an array is one. Of all partitions, hidden ones too."""
+    """Partitions of each pending job, and why it waits; an array is one job. Includes hidden partitions."""
     return records.parse_pending(_ask(slurm, slurm.squeue, "-h", "-a", "-t", "PD", "-o", "%P|%r"))
 
 
 def config(slurm: settings.Slurm) -> dict[str, tuple[str, ...]]:
-    """slurmctld's configuration: key → values, none for `(null)`."""
+    """slurmctld's configuration: key → values; no value for `(null)`."""
     return records.parse_config(_ask(slurm, slurm.scontrol, "show", "config"))
 
 
 def events(slurm: settings.Slurm, names: Sequence[str]) -> list[records.Event]:
-    """What slurmdbd has of these nodes' drains and DOWNs of the last minutes, by time; none where there is no slurmdbd.
+    """slurmdbd's record of these nodes' drains and DOWNs in the last minutes, by time; empty without slurmdbd.
 
-    A row is made by each `State=`; by a `Reason=` alone, none. sacctmgr lies beside scontrol.
+    Each `State=` makes a row; `Reason=` alone does not. sacctmgr is in the same folder as scontrol.
     """
     import os
 
     sacctmgr = os.path.join(os.path.dirname(slurm.scontrol), "sacctmgr")
-    when = ("start=now-10minutes", "end=now+10minutes")  # without an end, rows of this very second are left out
+    when = ("start=now-10minutes", "end=now+10minutes")  # without an end, it leaves out rows of the current second
     words = (f"nodes={','.join(map(_name, names))}", *when, f"format={records.EVENT}")
     try:
         return records.parse_events(_ask(slurm, sacctmgr, "-n", "-P", "show", "event", *words))
@@ -242,19 +242,19 @@ def events(slurm: settings.Slurm, names: Sequence[str]) -> list[records.Event]:
 
 
 def up(slurm: settings.Slurm) -> float:
-    """Seconds since slurmctld started; infinite where it does not say."""
+    """Seconds since slurmctld started; infinite if it does not say."""
     return records.parse_up(_ask(slurm, slurm.scontrol, "show", "config"))
 
 
 def gres_map(slurm: settings.Slurm, name: str) -> tuple[tuple[str, ...], ...]:
-    """Device files of the GPU at each of Slurm's positions on this node. Asks no controller; changes only with a boot.
+    """Device files of the GPU at each of Slurm's positions on this node. Does not ask slurmctld; a boot may change it.
 
-    slurmd writes the list to stderr. For a device file that is missing it waits, 19 s in 22.05: past our deadline,
-    and so ControllerDown with slurmd's words.
+    slurmd writes the list to stderr. If a device file is missing, slurmd waits for it, 19 s in 22.05. That is longer
+    than our deadline, and gives ControllerDown with slurmd's words.
     """
     import os
 
-    # -N is for several slurmd on a host, which not every build of Slurm can do; a node named as its host needs none.
+    # -N is for several slurmd on a host. Not every build of Slurm has it, and a node with its host's name needs none.
     several = [] if name == os.uname().nodename.partition(".")[0] else ["-N", _name(name)]
     text = _ask(slurm, slurm.slurmd, "-G", *several, streams=2)
     try:
@@ -264,9 +264,9 @@ def gres_map(slurm: settings.Slurm, name: str) -> tuple[tuple[str, ...], ...]:
 
 
 def holds(slurm: settings.Slurm, group: str = "", name: str = "") -> tuple[list[records.Hold], int]:
-    """Our holds, claims included, and the number of nodes in `group` (a hostlist; "": all with GPUs). One call.
+    """Our holds, with claims, and the number of nodes in `group` (a hostlist; "": all with GPUs). One call.
 
-    Refused when the node `name` is not one of them: no limit would hold for it.
+    Refused if the node `name` is not in the group: no limit would apply to it.
     """
     which = ["-n", group] if group else []
     text = _ask(slurm, slurm.sinfo, "-h", "-a", "-N", "-o", "%N|%G|%H|%E", *which)
@@ -277,20 +277,20 @@ def holds(slurm: settings.Slurm, group: str = "", name: str = "") -> tuple[list[
 
 
 def known(slurm: settings.Slurm, names: Sequence[str]) -> set[str]:
-    """Those of the nodes that Slurm has; of others sinfo says nothing."""
+    """The nodes of `names` that Slurm has; sinfo ignores the others."""
     which = ",".join(name for name in names if name and reasons.WORD.issuperset(name))
     return set(_ask(slurm, slurm.sinfo, "-h", "-a", "-N", "-o", "%N", "-n", which).split()) if which else set()
 
 
 def jobs(slurm: settings.Slurm, name: str) -> list[tuple[str, str, float]]:
-    """The jobs on a node, ending ones included: id, user, end (seconds since the epoch; 0 without a time limit)."""
+    """The jobs on a node, also those that are ending: id, user, end (seconds since the epoch; 0 without time limit)."""
     text = _ask(slurm, slurm.squeue, "-h", "-a", "-w", _name(name), "-o", "%i|%u|%e")
     rows = [line.split("|") for line in text.splitlines() if line.count("|") == 2]
     return [(job, user, float(end) if end.isdigit() else 0.0) for job, user, end in rows]
 
 
 def hostnames(slurm: settings.Slurm, names: str) -> list[str]:
-    """The nodes of a hostlist, `n[1-3],n7`, each once. Asks no controller."""
+    """The nodes of a hostlist, `n[1-3],n7`, each once. Does not ask slurmctld."""
     return list(dict.fromkeys(_ask(slurm, slurm.scontrol, "show", "hostnames", names).split()))
 
 
@@ -308,7 +308,7 @@ def _ask(slurm: settings.Slurm, *argv: str, streams: int = 1) -> str:
     if done.rc in (126, 127) and err.startswith(f"{argv[0]}: "):
         raise NoProgram(f"{err}: set its path in the table [slurm] of gpuhealth.toml")
     if done.rc:
-        # Standard output may hold records, and in them what users wrote: only standard error is the program's own word.
+        # Standard output may have records with users' texts. Only standard error is the program's own message.
         text = err.strip()
         if any(words in text for words in NO_ANSWER):
             raise ControllerDown(f"{what}: {text}")
@@ -323,7 +323,7 @@ def _line(text: str) -> str:
 
 
 def _name(name: str) -> str:
-    """`name` if it can only mean one node: scontrol takes `ALL` and `n[1-500]` for many. Raises ValueError."""
+    """`name` if it can mean only one node: for scontrol, `ALL` and `n[1-500]` are many. Raises ValueError."""
     if not name or not reasons.WORD.issuperset(name) or name.upper() in ("ALL", "DEFAULT"):
         raise ValueError(f"{name!r} is not the name of one node")
     return name

@@ -1,10 +1,10 @@
-"""Taking a node out and giving it back: looked at just before the change, read back after it, an admin's left alone.
+"""Drains a node and gives it back. Reads it just before and just after each change, and leaves an admin's node alone.
 
     read ──▶ plan ──▶ note (caller's journal and budget) ──▶ read again ──▶ write ──▶ read back ──▶ put back
 
-Slurm has no compare-and-set: between the last read and the write are some milliseconds. What somebody said in them is
-put back (`_order`), from slurmdbd's record of the node's states. Of a hold of ours only the text is written anew: Slurm
-drops it where somebody has just resumed the node, and that record keeps whose drain was the last.
+Slurm has no compare-and-set: between the last read and the write are some milliseconds. If somebody changes the node in
+that time, that change is put back (`_order`), from slurmdbd's record of the node's states. On a node that we hold we
+write only the text: if somebody has just resumed the node, Slurm drops it, and the record shows whose drain was last.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     Action = Literal["drain", "adopt", "ours", "leave"]
 
 IN_SERVICE = ("IDLE", "MIXED", "ALLOCATED", "DOWN")
-"""Not FUTURE (no node yet) and UNKNOWN (slurmctld has just started: the next check asks again)."""
+"""Without FUTURE (no node yet) and UNKNOWN (slurmctld has just started: the next check asks again)."""
 HARMLESS = {
-    # Flags with which a confirmed fault may still be drained, and why. Any other, also one that a later Slurm brings,
-    # is left alone: the node is in somebody's hands, and what a drain would do to it there is not known.
+    # A node with these flags may be drained for a fault; the text says why. With any other flag, even one that a later
+    # Slurm adds, the node is left alone: somebody is working with it, and the effect of a drain is not known.
     "DRAIN": "its reason says whose",
     "COMPLETING": "a job is ending; a drain lets it",
     "NOT_RESPONDING": "slurmd is silent or just told to resume; the node itself runs us",
@@ -46,7 +46,7 @@ HARMLESS = {
     "PERFCTRS": "its network counters are in use",
 }
 LEFT_ALONE = {
-    # Said to the admin; the rule is the table above.
+    # What the admin is told. The table above is the rule.
     "MAINTENANCE": "an admin is working on it under a maintenance reservation",
     "POWER_DOWN": "Slurm is about to power it down",
     "POWER_UP": "Slurm is about to power it up",
@@ -61,7 +61,7 @@ LEFT_ALONE = {
 }
 
 PAUSES = (0.2, 0.6, 1.2, 0.0)
-"""Seconds between looks at slurmdbd. slurmctld tells it in its own time: it has the end of a hold that we ended."""
+"""Seconds between looks at slurmdbd: slurmctld informs it with a delay. We wait until it has the end of our hold."""
 
 
 @frozen
@@ -73,7 +73,7 @@ class Plan:
 
 @frozen
 class Change:
-    """What was done to a node. `done`: the record says afterwards what we wanted."""
+    """What was done to a node. `done`: afterwards the record says what we wanted."""
 
     plan: Plan
     before: NodeRecord
@@ -82,12 +82,13 @@ class Change:
 
 
 def plan_drain(record: NodeRecord) -> Plan:
-    """What may be done to a node in this state for a fault of ours. Pure."""
+    """What we may do to a node in this state for a fault. Pure."""
     whose = record.owner
     if whose == "us":
         return Plan("ours")
     if whose == "admin":
-        return Plan("leave", f"it is an admin's: {'+'.join([record.base, *sorted(record.flags)])} {record.reason!r}")
+        state = "+".join([record.base, *sorted(record.flags)])
+        return Plan("leave", f"an admin owns the node: {state} {record.reason!r}")
     if record.base not in IN_SERVICE:
         return Plan("leave", f"its state is {record.base}")
     for flag in sorted(record.flags - HARMLESS.keys()):
@@ -102,7 +103,7 @@ def take(
 ) -> Change:
     """Drain the node with our reason if `plan_drain` allows it. Raises control.SlurmError.
 
-    `note` gets the record (old reason included) and the plan just before the write, and may stop it with False.
+    `note` gets the record with its old reason and the plan just before the write, and may stop it with False.
     """
     before = control.show_node(slurm, name)
     plan = plan_drain(before)
@@ -114,10 +115,10 @@ def take(
 
 
 def seize(slurm: settings.Slurm, name: str, reason: Reason, before: NodeRecord, plan: Plan) -> Change:
-    """Drain the node if it still is as in `before`, which may be seconds old: an admin's change of that time stands."""
+    """Drain the node if it still is as in `before`, which may be seconds old. A change by an admin since stands."""
     latest = control.show_node(slurm, name)
     if plan_drain(latest) == plan:
-        latest = _keep_text(slurm, latest, "")  # of a node in service it would be another hold's
+        latest = _keep_text(slurm, latest, "")  # in service: an old text is from an earlier hold
     if (latest.reason, plan_drain(latest)) != (before.reason, plan):
         plan = plan_drain(latest)
         if plan.action != "ours":
@@ -128,7 +129,7 @@ def seize(slurm: settings.Slurm, name: str, reason: Reason, before: NodeRecord, 
 
 
 def take_over(slurm: settings.Slurm, name: str, reason: Reason, text: str) -> Change:
-    """Replace another's reason `text` on a drained node by ours, when an admin says so. `give_back` restores it."""
+    """On an admin's order, replace the reason `text` of a drained node by ours. `give_back` restores it."""
     before = control.show_node(slurm, name)
     latest = _keep_text(slurm, before, text) if _is_anothers(before, text) else before
     if not _is_anothers(latest, text):
@@ -138,7 +139,7 @@ def take_over(slurm: settings.Slurm, name: str, reason: Reason, text: str) -> Ch
 
 
 def reword(slurm: settings.Slurm, name: str, reason: Reason) -> Change:
-    """Replace our reason by that of another rung or state. Each is a row in slurmdbd: not for every sign of life."""
+    """Replace our reason by one with another rung or state. Each change is a row in slurmdbd, so change it rarely."""
     before = control.show_node(slurm, name)
     if before.ours is None:
         return Change(Plan("leave", f"the hold is no longer ours: {before.reason!r}"), before, before, done=False)
@@ -149,37 +150,37 @@ def reword(slurm: settings.Slurm, name: str, reason: Reason) -> Change:
 
 
 def put(slurm: settings.Slurm, before: NodeRecord, reason: Reason) -> NodeRecord:
-    """Our new reason on a node that we hold; the record after it, which is not ours when somebody came first. A reboot
-    leaves the node DOWN without its drain, ours only by Slurm's ` : reboot complete`: then the drain comes with it."""
+    """Write our new reason on a node that we hold; returns the record after it, not ours if somebody came first. A
+    reboot leaves the node DOWN without its drain, ours only by Slurm's ` : reboot complete`: then drain it again."""
     without = before.base == "DOWN" and "DRAIN" not in before.flags
     write = control.drain if without else control.set_reason
     after = _order(slurm, before, lambda: write(slurm, before.name, reason), reasons.write(reason))
     if without and after.base != "DOWN" and _says(after, reason):
-        say(f"{before.name}: somebody resumed it just before our order: given back", error=True)
+        say(f"{before.name}: somebody resumed it just before our order: it is given back", error=True)
         control.undrain(slurm, before.name)
         return control.show_node(slurm, before.name)
     return after
 
 
 def put_text(slurm: settings.Slurm, before: NodeRecord, text: str) -> NodeRecord:
-    """Somebody's own reason in place of ours; the record after it."""
+    """Replace our reason by somebody's own; returns the record after it."""
     return _order(slurm, before, lambda: control.set_text(slurm, before.name, text), text)
 
 
 def end(slurm: settings.Slurm, before: NodeRecord, down: bool) -> NodeRecord:
-    """End the drain of a node that was `before`; with `down` also its DOWN. The record after it."""
+    """End the drain of the node `before`; with `down` also its DOWN. Returns the record after it."""
     write = control.resume if down else control.undrain
     return _order(slurm, before, lambda: write(slurm, before.name), "")
 
 
 def _order(slurm: settings.Slurm, before: NodeRecord, write: Callable[[], None], text: str) -> NodeRecord:
-    """Give the order, look again, and put back what somebody said in between. The record after it.
+    """Give the order, look again, and put back what somebody changed in between. Returns the record after it.
 
     `text`: the reason that we write; "" ends the hold.
     """
     write()
     after = control.show_node(slurm, before.name)
-    if after.reason == text and before.owner != "none":  # else a later word than ours stands there
+    if after.reason == text and before.owner != "none":  # otherwise somebody changed it after our order
         after = put_back(slurm, [before], [after], text)[0]
     return after
 
@@ -187,7 +188,7 @@ def _order(slurm: settings.Slurm, before: NodeRecord, write: Callable[[], None],
 def put_back(
     slurm: settings.Slurm, before: Sequence[NodeRecord], after: Sequence[NodeRecord], text: str = ""
 ) -> list[NodeRecord]:
-    """The records `after` our order, with what others said between it and `before` put back."""
+    """Put back what others changed between `before` and our order; returns the records `after` it."""
     names = [one.name for one in after]
     for pause in PAUSES:
         events = control.events(slurm, names) if names else []
@@ -207,22 +208,22 @@ def put_back(
 
 
 def _came_between(before: NodeRecord, said: Event) -> bool:
-    """Whether this is a word of another's since the record `before`, whose times are slurmctld's too."""
+    """Whether somebody else made this change after the record `before`; both times are slurmctld's."""
     known = any(_is_kept_of(said.reason, text) for text in (before.reason, remark.read_said(before.comment).was))
     ours_or_slurms = said.reason.startswith(reasons.PREFIX) or reasons.is_slurms(said.reason)
     return said.start >= before.reason_time > 0 and bool(said.reason) and not known and not ours_or_slurms
 
 
 def _is_kept_of(kept: str, text: str) -> bool:
-    """Whether slurmdbd keeps `text` so: its first 255 bytes, and of letters that its database lacks, `?`."""
+    """Whether slurmdbd keeps `text` as `kept`: the first 255 bytes, with `?` for letters that its database lacks."""
     short, whole = ("".join(c for c in one if c.isascii() and c != "?") for one in (kept, text))
     return short == whole or (len(text.encode("utf-8", "replace")) > reasons.MAX_BYTES and whole.startswith(short))
 
 
 def give_back(slurm: settings.Slurm, name: str) -> Change:
-    """End our hold: undrain the node, or put back the text of whoever had it drained when we took it over.
+    """End our hold: undrain the node; if we took a drain over, put its reason back.
 
-    A DOWN stays DOWN, and its reason with it, unless our own reboot made it.
+    A DOWN stays with its reason, unless our own reboot caused it.
     """
     before = control.show_node(slurm, name)
     if before.ours is None:
@@ -233,7 +234,7 @@ def give_back(slurm: settings.Slurm, name: str) -> Change:
         if after.reason == was:
             after = _keep_text(slurm, before, "")
         return Change(Plan("ours"), before, after, done=after.reason == was)
-    # After a reboot the drain is gone, and Slurm's words behind ours are what makes the DOWN ours.
+    # After a reboot the drain is gone; Slurm's words after our reason show that the DOWN is ours.
     ours = before.base == "DOWN" and (
         "DRAIN" not in before.flags or (before.ours.boots and before.ours.state != "claim")
     )
@@ -246,7 +247,7 @@ def _is_anothers(record: NodeRecord, text: str) -> bool:
 
 
 def _keep_text(slurm: settings.Slurm, record: NodeRecord, text: str) -> NodeRecord:
-    """Keep another's reason in the node's Comment, or forget the one there; the record after it."""
+    """Keep somebody's reason in the node's Comment; "" removes the one there. Returns the record after it."""
     said = remark.read_said(record.comment)
     if said.was == text:
         return record
@@ -256,5 +257,5 @@ def _keep_text(slurm: settings.Slurm, record: NodeRecord, text: str) -> NodeReco
 
 
 def _says(record: NodeRecord, reason: Reason) -> bool:
-    """Whether the hold is ours with this reason; a long user name is cut in Slurm, so the texts are compared."""
+    """Whether we hold the node with this reason. Compares the texts, because a long user name is cut there."""
     return record.ours is not None and reasons.write(record.ours) == reasons.write(reason)

@@ -1,7 +1,7 @@
 """Slurm's records as values: a node, a job, the configuration, the list of gres. Text in, values out, no I/O.
 
-Admins and users can put almost anything into reasons, comments and job names, newlines included; what can't be told
-apart raises ValueError and is never guessed. Samples: tests/corpus/slurm.
+Admins and users can put almost anything into reasons, comments and job names, even newlines. An ambiguous text raises
+ValueError; nothing is guessed. Samples: tests/corpus/slurm.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.slurm.reason import Owner, Reason
 
 STAMP = re.compile(r" \[([^\s@\]]+)@([^\s\]]+)\](?= [A-Z]\w*=|\s*$)")
-"""The end of a reason. The rest of one with a newline is printed after it, behind eight spaces: that is no end, and the
-whole text, stamp included, is then taken for the reason: none of ours."""
+"""The end of a reason. If a reason has a newline, scontrol prints the rest after this stamp, behind eight spaces. Then
+the stamp is not the end: the whole text counts as the reason, and it is not ours."""
 INSTANCE = re.compile(r" Instance(?:Id|Type)=")
 JOB_STATE = re.compile(
     r" JobState=(?P<state>[A-Z_]+) Reason=(?P<reason>\S*)(?: [A-Za-z]+=\S*){1,4}?"
@@ -37,7 +37,7 @@ DEVICES = re.compile(r"([^\[\],]+)(?:\[([\d,-]+)\])?")
 
 @frozen
 class NodeRecord:
-    """What slurmctld says of a node."""
+    """slurmctld's record of a node."""
 
     name: str
     base: str
@@ -67,7 +67,7 @@ class NodeRecord:
 
     @property
     def has_job(self) -> bool:
-        """Whether a job is here, an ending one included: its epilog still runs."""
+        """Whether a job is here, or is ending: its epilog still runs."""
         return bool(self.alloc_cpus or self.alloc_tres or "COMPLETING" in self.flags)
 
 
@@ -78,7 +78,7 @@ class Hold:
     node: str
     ours: Reason
     time: float
-    """When slurmctld took the reason, in its own whole seconds: the order of claims."""
+    """When slurmctld accepted the reason, in its whole seconds: the order of claims."""
 
 
 @frozen
@@ -88,7 +88,7 @@ class Event:
     node: str
     start: float
     end: float
-    """0.0: it still is."""
+    """0.0: it still is out."""
     state: str
     """`DRAIN`, `DOWN` or `FAIL`."""
     reason: str
@@ -106,15 +106,15 @@ class JobRecord:
     signal: int
     num_nodes: int
     name: str
-    """What means this one job to scontrol: `12`, or `10_2`. Of an array its last task bears the number of the whole."""
+    """This job's name for scontrol: `12`, or `10_2`: the last task of an array has the number of the whole array."""
     het: bool = False
-    """A component of a heterogeneous job: the others may have begun."""
+    """A component of a heterogeneous job: the other components may have begun."""
     start: float = 0.0
-    """When this run of it began; 0.0: it has not, or a name imitates the field. Numbers are given anew one day."""
+    """When this run began; 0.0: not yet, or a name imitates the field. A job's number may be used again one day."""
 
 
 def parse_node(text: str, name: str) -> NodeRecord:
-    """The answer of `scontrol -o show node NAME`. Raises ValueError when it is not that node's record."""
+    """The answer of `scontrol -o show node NAME`. Raises ValueError if it is not that node's record."""
     head, _, rest = text.strip().partition(" Reason=")
     fields = dict(word.split("=", 1) for word in reversed(head.split()) if "=" in word)  # the first of a key wins
     if fields.get("NodeName") != name or not fields.get("State"):
@@ -140,9 +140,9 @@ def parse_node(text: str, name: str) -> NodeRecord:
 
 
 def parse_nodes(text: str) -> list[NodeRecord]:
-    """The answer of `scontrol -o show node`, record by record; what is none, or may be forged, is left out.
+    """The records in the answer of `scontrol -o show node`; what is not a record, or may be forged, is left out.
 
-    A reason with a newline can hold what looks like a record: a name that comes twice is nobody's.
+    A reason with a newline can contain a text like a record, so a name that comes twice is left out.
     """
     records: dict[str, NodeRecord | None] = {}
     for piece in re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE):
@@ -157,15 +157,19 @@ def parse_nodes(text: str) -> list[NodeRecord]:
 def parse_job(text: str, job_id: int) -> JobRecord:
     """The answer of `scontrol -o show job ID`.
 
-    Job name and comment are the user's, may hold newlines, and stand before and after what we read. So the part that
-    only Slurm writes must be found exactly once: a user who forges a second one gets a ValueError and no say.
+    The user chooses job name and comment, which may have newlines and stand before and after what we read. So the part
+    that only Slurm writes must be there exactly once: if a user forges a second one, this raises ValueError.
     """
-    pieces = re.split(r"^(?=JobId=\d+ )", text, flags=re.MULTILINE)  # of an array's last task, one for each task
+    pieces = re.split(
+        r"^(?=JobId=\d+ )", text, flags=re.MULTILINE
+    )  # for an array's last task scontrol prints all tasks
     records = [piece for piece in pieces if piece.startswith(f"JobId={job_id} ")]
     states = list(JOB_STATE.finditer(records[0])) if len(records) == 1 else []
     nodes = JOB_NODES.findall(records[0]) if len(records) == 1 else []
     if len(states) != 1 or len(nodes) != 1:
-        raise ValueError(f"job {job_id}: its record can't be read safely")  # it holds words of its user
+        raise ValueError(
+            f"job {job_id}: its record can't be read safely"
+        )  # the record itself is not shown: it has the user's words
     found = states[0]
     task, starts = JOB_TASK.match(records[0]), JOB_START.findall(records[0])
     return JobRecord(
@@ -191,7 +195,7 @@ def parse_version(text: str) -> tuple[int, ...]:
 def parse_expedited(text: str, job_id: int) -> bool:
     """`scontrol --json show job ID`: whether it is of --requeue=expedite (25.11 and later) and failed by its exit code.
 
-    Not from the record in one line: there the words ExpeditedRequeue=Yes stand between texts of the job's user.
+    The one-line record is not used: there ExpeditedRequeue=Yes stands between texts that the job's user writes.
     """
     import json
 
@@ -205,7 +209,7 @@ def parse_expedited(text: str, job_id: int) -> bool:
 
 
 def parse_excluded(text: str) -> tuple[str, ...] | None:
-    """ExcNodeList of `scontrol -o show job`, a hostlist; None where the job names its nodes, or it can't be told."""
+    """ExcNodeList of `scontrol -o show job`, a hostlist; None if the job names its nodes, or this is not known."""
     found = EXCLUDED.findall(text)
     if len(found) != 1 or found[0][0] != "(null)":
         return None
@@ -213,7 +217,7 @@ def parse_excluded(text: str) -> tuple[str, ...] | None:
 
 
 def parse_pending(text: str) -> list[tuple[tuple[str, ...], str]]:
-    """`squeue -o '%P|%r'`: partitions and Slurm's reason of each job; nothing of a user's is in it."""
+    """`squeue -o '%P|%r'`: partitions and Slurm's reason of each job; users can't write any of it."""
     jobs = []
     for line in text.splitlines():
         partitions, _, reason = line.partition("|")
@@ -222,7 +226,7 @@ def parse_pending(text: str) -> list[tuple[tuple[str, ...], str]]:
 
 
 def parse_config(text: str) -> dict[str, tuple[str, ...]]:
-    """`scontrol show config`: key → values. 22.05 says `Prolog = X`, later ones `Prolog[0] = X`, `Prolog[1] = Y`."""
+    """`scontrol show config`: key → values. 22.05 has `Prolog = X`, later releases `Prolog[0] = X`, `Prolog[1] = Y`."""
     config: dict[str, tuple[str, ...]] = {}
     for line in text.splitlines():
         key, equals, value = line.partition("=")
@@ -233,7 +237,7 @@ def parse_config(text: str) -> dict[str, tuple[str, ...]]:
 
 
 def parse_events(text: str) -> list[Event]:
-    """`sacctmgr -n -P show event format=EVENT`; what is no row, as a reason's second line, is left out."""
+    """`sacctmgr -n -P show event format=EVENT`; other lines, such as a reason's second line, are left out."""
     rows = [line.split("|", 4) for line in text.splitlines()]
     found = [
         Event(node, _seconds(start), _seconds(end), next((one for one in OUT if one in state), ""), reason)
@@ -243,7 +247,7 @@ def parse_events(text: str) -> list[Event]:
 
 
 def parse_up(text: str) -> float:
-    """How long slurmctld was up when it wrote `scontrol show config`: both times are by its own clock."""
+    """How long slurmctld had been up when it wrote `scontrol show config`; both times are by its clock."""
     head, _, rest = text.partition("\n")
     boot = _seconds(parse_config(rest).get("BOOT_TIME", ("",))[0])
     said = _seconds(head.rpartition(" ")[2])
@@ -251,14 +255,14 @@ def parse_up(text: str) -> float:
 
 
 def parse_gres(text: str) -> tuple[tuple[str, ...], ...]:
-    """`slurmd -G`: for each position in Slurm's list of GPUs its device files, the GPU's own first.
+    """`slurmd -G`: the device files at each position in Slurm's list of GPUs, the GPU's own file first.
 
-    The place in this list is what SLURM_JOB_GPUS counts. `Index=` is not it: that is a number found in the file's name.
-    A MIG slice is one position with several files. Raises ValueError when files and count do not go together.
+    SLURM_JOB_GPUS counts the positions in this list. `Index=` is something else: a number from the file's name. A MIG
+    slice is one position with several files. Raises ValueError if the files do not match the count.
     """
     positions: list[tuple[str, ...]] = []
     for line in text.splitlines():
-        if " Name=gpu " not in line:  # an MPS or shard gres has lines of its own for the same files
+        if " Name=gpu " not in line:  # an MPS or shard gres has its own lines for the same files
             continue
         match = re.search(r" Count=(\d+) .*?\bFile=(\S+)", line)
         count, files = (int(match[1]), expand(match[2])) if match else (0, ())
@@ -289,8 +293,8 @@ def expand(text: str) -> tuple[str, ...]:
 def parse_holds(text: str, every: bool, one: str = "") -> tuple[list[Hold], int]:
     """`sinfo -h -a -N -o '%N|%G|%H|%E'`: the nodes that we hold, and how many nodes there are.
 
-    `every` counts nodes without GPUs too. ValueError where the node `one` is not among those counted. A node is listed
-    once a partition; a reason with a newline goes on in the next line, and is then none of ours.
+    `every`: count nodes without GPUs too. ValueError if the node `one` is not counted. sinfo lists a node once for each
+    partition. A reason with a newline continues in the next line; then it is not ours.
     """
     seen: dict[str, str] = {}
     times: dict[str, float] = {}
@@ -312,7 +316,7 @@ def parse_holds(text: str, every: bool, one: str = "") -> tuple[list[Hold], int]
 
 
 def _parse_reason(rest: str) -> tuple[str, str, float, str]:
-    """What follows ` Reason=`: reason, user, time, and the rest of the record."""
+    """The text after ` Reason=` as reason, user, time, and the rest of the record."""
     stamp = STAMP.search(rest)
     if not stamp:
         return rest.strip(), "", 0.0, ""
@@ -320,7 +324,7 @@ def _parse_reason(rest: str) -> tuple[str, str, float, str]:
 
 
 def _parse_remarks(after: str) -> tuple[str, str]:
-    """Comment and extra, which stand at the end in this order."""
+    """Comment and Extra, which come last, in this order."""
     text, key, extra = f"{after} ".rpartition(" Extra=")
     comment = (text if key else extra).partition(" Comment=")[2]
     return _given(comment.strip()), _given(INSTANCE.split(extra)[0].strip()) if key else ""

@@ -1,15 +1,15 @@
-"""The reason that we leave on a drained node: written, read back, and told from Slurm's own and an admin's.
+"""The reason that we write on a drained node: writes it, reads it, and distinguishes it from Slurm's and an admin's.
 
     gpuhealth:<fact> GPU<n> <rung> <state> [pci] [serial=S] [since=MM-DDThh:mmZ] [job=N] [next=RUNG] [to=RUNG] [try=N]
               [boots=N] [done=RUNG] [by=USER]
 
-    claim      drained, and not yet counted against the budget
+    claim      drained, but the budget has not confirmed it yet
     queued     the rung begins when no job is here          untested   the rung could not be done: tried again later
-    running    it is at it                                  manual     the rung is off here, or its end is: by hand
-    pass       fit, and an admin gives it back              fail       not fit; `next` follows, or it is the end
+    running    the rung is running                          manual     the rung is off here: an admin must do it
+    pass       fit; an admin gives it back                  fail       not fit; `next` follows, or it is the end
 
-`sinfo -R` shows 20 columns of it, slurmdbd keeps 255 bytes, and a newline, `"` or `|` would break whoever reads it.
-A text that begins like ours but does not read back exactly has been changed by somebody: it is an admin's.
+`sinfo -R` shows 20 columns of it, slurmdbd keeps 255 bytes, and a newline, `"` or `|` breaks programs that read it.
+If a text begins like ours but does not read back exactly, somebody has changed it: it is an admin's.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 PREFIX = "gpuhealth:"
 MAX_FACT = 20 - len(PREFIX)
-"""So that a fact fits in the 20 columns of `sinfo -R`, `gpuhealth:Xid79 GPU3` with its GPU."""
+"""So that a fact fits into the 20 columns of `sinfo -R`: `gpuhealth:Xid79 GPU3`."""
 MAX_BYTES = 255
 STATES = ("claim", "queued", "running", "pass", "fail", "manual", "untested")
 WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 ON_REQUEST = ("asked", "sweep", "suspect")
-"""Facts of holds that no fault made."""
+"""Facts of holds that were not caused by a fault."""
 HEX = frozenset("0123456789abcdef")
 MAX_USER = 64
 
@@ -44,25 +44,25 @@ SLURM_OWN = frozenset({
     "reboot requested", "reboot issued", "reboot complete", "reboot timed out",
 })  # fmt: skip
 SLURM_SHAPES = (
-    # The same with numbers in them: beginning, end.
+    # Texts with numbers in them: beginning, end.
     ("Low RealMemory (reported:", "of configured:#)"),
     ("gres/", " count reported lower than configured (# < #)"),
     ("gres/", " count too low (# < #)"),
     ("gres/", " count changed and jobs are using them (# != #)"),
 )
 EXPLAINED = ("Prolog error", "Epilog error", "Kill task failed", "batch job complete failure", "gres/")
-"""Slurm's reasons that a GPU fault can be the cause of: a failed hook, a process that can't be killed, a lost GPU."""
+"""Slurm's reasons that a GPU fault can cause: a failed hook, a process that can't be killed, a lost GPU."""
 SLURM_TAILS = ("reboot requested", "reboot issued", "reboot complete", "reboot timed out", "Reboot ASAP")
 
 
 @frozen
 class Reason:
-    """Why we hold a node. Only what fits the format can be made: `write` raises ValueError for the rest."""
+    """Why we hold a node. `write` raises ValueError for values that do not fit the format."""
 
     fact: str
     """`Xid79`, `memory`, `asked`: at most 10 of letters, digits, `.`, `_` and `-`."""
     gpu: int | None
-    """NVML's index, as in nvidia-smi; None for the node as a whole (`GPU*`)."""
+    """NVML's index, as in nvidia-smi; None for the whole node (`GPU*`)."""
     rung: str
     state: str
     pci: str = ""
@@ -73,9 +73,9 @@ class Reason:
     job: int | None = None
     next: str = ""
     to: str = ""
-    """How far somebody asked for tests although nothing is found."""
+    """Up to which rung somebody asked for tests even if nothing is found."""
     attempt: int = 1
-    """Of this rung; written from the second on."""
+    """The number of this try of the rung; written from the second on."""
     boots: int = 0
     """How often our ladder has rebooted the node for this."""
     done: str = ""
@@ -83,13 +83,13 @@ class Reason:
     by: str = ""
     """The user who asked: any text; written percent-encoded and cut to 64 bytes."""
     node: bool = False
-    """No GPU is concerned: written `node` in the place of `GPU*`."""
+    """The fault concerns no GPU: `node` is written instead of `GPU*`."""
     tail: tuple[str, ...] = ()
-    """What Slurm has appended, ("reboot issued", "reboot complete"). Read, never written."""
+    """What Slurm has appended: ("reboot issued", "reboot complete"). Read, never written."""
 
 
 def write(reason: Reason) -> str:
-    """The one line for `scontrol update ... reason=`, at most 255 bytes. Raises ValueError naming the bad field."""
+    """The line for `scontrol update ... reason=`, at most 255 bytes. Raises ValueError, which names the bad field."""
     for name, good in _checks(reason).items():
         if not good:
             raise ValueError(f"a reason's {name} can't be {getattr(reason, name)!r}")
@@ -113,12 +113,12 @@ def write(reason: Reason) -> str:
 
 
 def which(reason: Reason) -> str:
-    """`GPU3`, `GPU*`, or `node` where no GPU is concerned."""
+    """`GPU3`, `GPU*`, or `node` if it concerns no GPU."""
     return "node" if reason.node else f"GPU{'*' if reason.gpu is None else reason.gpu}"
 
 
 def parse(text: str) -> Reason | None:
-    """Our reason read back, with what Slurm appended; None if it is not ours or no longer as we wrote it."""
+    """Our reason, with what Slurm appended; None if it is not ours or not as we wrote it."""
     ours, *tail = text.split(" : ")
     words = ours.split(" ")
     if not ours.startswith(PREFIX) or len(words) < 4 or not all(part in SLURM_TAILS for part in tail):
@@ -136,14 +136,14 @@ def parse(text: str) -> Reason | None:
             **{**fields, "by": _unescape(fields.get("by", ""))}, job=int(job) if job else None,
             attempt=int(attempt or 1), boots=int(boots or 0), node=node, tail=tuple(tail),
         )  # fmt: skip
-        # Exactly what we would write: nothing lost, doubled, reordered or added by somebody.
+        # It must be exactly what we would write: nobody has removed, doubled, reordered or added anything.
         return reason if write(reason) == ours else None
     except (ValueError, TypeError):
         return None
 
 
 def fact(source: str, code: str) -> str:
-    """A finding's name as short as `sinfo -R` needs it: `Xid79`, `SXid12028`, `row-remap`."""
+    """A finding's name, short enough for `sinfo -R`: `Xid79`, `SXid12028`, `row-remap`."""
     names = {"xid": f"Xid{code}", "sxid": f"SXid{code}"}
     text = "".join(c if c in WORD else "-" for c in names.get(source, code))
     return text[:MAX_FACT].strip("-._") or source[:MAX_FACT]
@@ -157,10 +157,10 @@ def stamp(now: float) -> str:
 
 
 def owner(base: str, flags: Container[str], text: str) -> Owner:
-    """Whose the node's state is: ours, Slurm's own, an admin's, or nobody's (in service).
+    """Who took the node out: we, Slurm, an admin, or nobody (it is in service).
 
-    `base` and `flags` are Slurm's (`IDLE`, {`DRAIN`}). A DOWN without a drain is never ours, except when our reboot
-    made it; a drain without a reason is an admin's (only an API can make one).
+    `base` and `flags` are Slurm's (`IDLE`, {`DRAIN`}). A DOWN without a drain is ours only if our reboot caused it. A
+    drain without a reason is an admin's (only an API can make one).
     """
     ours = parse(text)
     if "FAIL" in flags:
@@ -179,7 +179,7 @@ def is_slurms(text: str) -> bool:
 
 
 def explains(text: str) -> bool:
-    """Whether a GPU fault can be what made Slurm write this reason, so that a finding of ours may take it over."""
+    """Whether a GPU fault may have made Slurm write this reason. Then our reason may replace it."""
     return is_slurms(text) and text.startswith(EXPLAINED)
 
 
@@ -209,7 +209,7 @@ def _is_pci(text: str) -> bool:
 
 
 def _shaped(piece: str) -> bool:
-    """Whether `piece` is one of SLURM_SHAPES: `#` stands for a number, what is between the two for one word."""
+    """Whether `piece` has one of SLURM_SHAPES: `#` stands for a number; between beginning and end is one word."""
     plain = "".join("#" if c.isdigit() else c for c in piece)
     while "##" in plain:
         plain = plain.replace("##", "#")
@@ -222,7 +222,7 @@ def _shaped(piece: str) -> bool:
 
 
 def _escape(text: str) -> str:
-    """Percent-encoded UTF-8 of all but letters, digits, `.`, `_`, `-`; cut between characters."""
+    """Percent-encode all but letters, digits, `.`, `_`, `-`, as UTF-8; cut between characters."""
     out = ""
     for c in text:
         code = c if c in WORD else "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "replace"))

@@ -1,10 +1,10 @@
-"""Our part of a node's Comment and Extra, written and read back; the site's own text is kept. Pure: no I/O.
+"""Writes and reads our part of a node's Comment and Extra; keeps the site's own text. Pure: no I/O.
 
     Comment   gpuhealth: ack FACT until YYYY-MM-DDThh:mmZ, was TEXT;        what an admin said
-    Extra     gpuhealth: L3 pass GPU3 memory 46 at=… fact=Xid79 next=… backs=1 boots=1;     what came of it
+    Extra     gpuhealth: L3 pass GPU3 memory 46 at=… fact=Xid79 next=… backs=1 boots=1;     the ladder's last result
               gpuhealth-waits: Xid79 GPU3 L3;     a fault for which the budget has no room
 
-Both outlive a resume, a reboot and the node's own journal. A part of ours begins with `gpuhealth: ` and ends with `;`.
+Both survive a resume, a reboot and the loss of the node's journal. Our part begins `gpuhealth: ` and ends with `;`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Result:
     outcome: str
     """`pass`, `fail`, `untested`, or `cancelled`."""
     at: float
-    """Seconds since the epoch; whole minutes."""
+    """Seconds since the epoch, in whole minutes."""
     fact: str = ""
     gpu: int | None = None
     test: str = ""
@@ -42,9 +42,9 @@ class Result:
     backs: int = 0
     """How often the node was given back for this fact on this GPU within the window."""
     boots: int = 0
-    """How often our ladder has rebooted it within the window."""
+    """How often our ladder has rebooted the node within the window."""
     bundle: str = ""
-    """The name of the evidence's file, in the node's `paths.state`/bundles."""
+    """The name of the evidence file in the node's `paths.state`/bundles."""
 
 
 @frozen
@@ -52,9 +52,9 @@ class Said:
     """What an admin said about a node."""
 
     acks: Mapping[str, float] = {}
-    """fact → until when it is left alone, seconds since the epoch."""
+    """fact → until when it is acknowledged, seconds since the epoch."""
     was: str = ""
-    """The admin's own reason, taken over by --take-over; put back when nothing is found."""
+    """The admin's own reason, which --take-over replaced; put back when the node is given back."""
 
 
 def write_result(extra: str, result: Result) -> str:
@@ -71,7 +71,7 @@ def write_result(extra: str, result: Result) -> str:
 
 
 def read_result(extra: str) -> Result | None:
-    """Our part of Extra; None where there is none, or somebody has changed it."""
+    """Our part of Extra; None if there is none, or somebody has changed it."""
     words = _find(extra).split(" ")
     fields = dict(word.partition("=")[::2] for word in words[3:])
     try:
@@ -100,7 +100,7 @@ def write_said(comment: str, said: Said) -> str:
 
 
 def read_said(comment: str) -> Said:
-    """What an admin said; parts that can't be read say nothing."""
+    """What an admin said; unreadable parts are ignored."""
     acks, was = {}, ""
     for part in _find(comment).split(", "):
         words = part.split(" ")
@@ -120,7 +120,7 @@ def write_waits(extra: str, fault: str) -> str:
 
 
 def read_waits(extra: str) -> str:
-    """The fault that waits for the budget, `Xid79 GPU3 L3`; "" where none does."""
+    """The fault that waits for the budget, `Xid79 GPU3 L3`; "" if none waits."""
     return _find(extra, WAITS)
 
 
@@ -137,7 +137,7 @@ def read_stamp(text: str) -> float:
 
 
 def _put(text: str, ours: str, prefix: str = PREFIX) -> str:
-    """`text` with our part replaced by `ours`; without one when `ours` is empty."""
+    """`text` with our part replaced by `ours`; removed if `ours` is empty."""
     begin = text.find(prefix)
     if begin >= 0:
         head, tail = text[:begin].rstrip(), text[begin:].partition(";")[2].strip()
@@ -146,14 +146,14 @@ def _put(text: str, ours: str, prefix: str = PREFIX) -> str:
 
 
 def _find(text: str, prefix: str = PREFIX) -> str:
-    """Our part without its marks; "" where there is none."""
+    """Our part without its marks; "" if there is none."""
     begin = text.find(prefix)
     part, end, _ = text[begin + len(prefix) :].partition(";")
     return part.strip() if begin >= 0 and end else ""
 
 
 def _word(text: str) -> str:
-    """Letters, digits, `.`, `_` and `-` only: it may come from a device or a user."""
+    """Only letters, digits, `.`, `_` and `-`: the text may come from a device or a user."""
     return "".join(c if c in reasons.WORD else "-" for c in text)[:40]
 
 

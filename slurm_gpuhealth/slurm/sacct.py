@@ -1,8 +1,8 @@
-"""Slurm's accounting read through its own programs: `sacct` for jobs that ended, `sacctmgr` for drains and downs.
+"""Reads Slurm's accounting through its own programs: `sacct` for jobs that ended, `sacctmgr` for drains and downs.
 
-Job names and submit lines are the users', reasons the admins': newlines, `|` and imitations of a row included. A row
-begins and ends with its own number, and its fields are parted by a word that is drawn anew for each question. Measured
-on 22.05 to 26.05; samples: tests/corpus/slurm.
+Users choose job names and submit lines, admins reasons: they may have newlines, `|` or a text like a row. So a row
+begins and ends with its job's number, and a random word, new for each question, separates its fields. Measured on 22.05
+to 26.05; samples: tests/corpus/slurm.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.config.settings import Settings
 
 STATES = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,TO"
-"""All ends of a run. Not RS: a job that changes its size goes on."""
+"""All states in which a run has ended. Not RS: a job that changes its size continues."""
 FIELDS = (
     *("JobIDRaw", "JobID", "Cluster", "Partition", "User", "UID", "Account", "State", "ExitCode", "DerivedExitCode"),
     *("Start", "End", "AllocTRES", "NodeList"),
 )
 NEWER = ("FailedNode", "Restarts")
-"""From 24.11 on; asking an older sacct for them is an error."""
+"""From 24.11 on; an older sacct gives an error for them."""
 HOSTILE = ("JobName", "SubmitLine")
 EVENT_FIELDS = ("Cluster", "TimeStart", "TimeEnd", "State", "User", "Reason", "NodeName")
-"""sacctmgr prints a field that is named twice but once: the node's name at the end alone has to close the row."""
+"""sacctmgr prints a field only once, even if it is asked for twice: so only the node's name marks the end of a row."""
 EVENT = re.compile(r"([^|\s]*)\|(\d+)\|(\d+|Unknown)\|([A-Z_+]*)[^|A-Z]*\|([^|\n]*)\|")
 NODE = re.compile(r"\|([\w.-]{0,64})\n?\Z", re.ASCII)
 LIMIT = 64 << 20
-"""Bytes of one answer that we hold: 200,000 jobs. A longer one is asked for in halves."""
+"""The most bytes of one answer: 200,000 jobs. If there are more, we ask for each half of the time."""
 MAX_NAME = 256
 LONGEST = 2048
-"""Characters of an event's row: a broken one must not swallow those that follow."""
+"""The most characters of an event's row: a broken row must not swallow the next ones."""
 SIGNALS = frozenset({4, 6, 7, 8, 9, 11, 15})
-"""What a shell's exit code of 128 + n looks like in 22.05 and 24.11, which print only its last seven bits."""
+"""22.05 and 24.11 print only the last seven bits of an exit code: a shell's 128 + n becomes n."""
 OOM = 125
 """Slurm's "signal" of a step whose memory ran out."""
 
@@ -53,13 +53,13 @@ class Ended(NamedTuple):
     """A run of a job that has ended, as accounting has it."""
 
     attempt: Attempt
-    """Its number is 0: `accounting.py` counts."""
+    """Its number is 0; `accounting.py` numbers the attempts."""
     cluster: str
     partition: str
     gpus: int
-    """How many it held, over all its nodes; 0 too where AccountingStorageTRES lacks gres/gpu."""
+    """How many GPUs it held on all its nodes; also 0 if AccountingStorageTRES lacks gres/gpu."""
     restarts: int | None
-    """What Slurm calls it, where it says so."""
+    """Slurm's count of restarts, if it gives one."""
 
 
 class Noted(NamedTuple):
@@ -82,9 +82,9 @@ class TooMuch(Exception):
 
 
 def ended(settings: Settings, since: float, until: float, jobs: Sequence[int] = ()) -> list[Ended]:
-    """What ended in since ≤ t < until and had begun, by its start. A row that can't be read is said and left out.
+    """The runs that ended in since ≤ t < until and had begun, by their start. Unreadable rows are logged and left out.
 
-    Of `jobs`, and of the arrays whose number that is; (): of all. Raises control.SlurmError.
+    `jobs`: only these jobs, and the arrays with these numbers; (): all jobs. Raises control.SlurmError.
     """
     sacct = settings.accounting.sacct
     known = _fields(settings, sacct)
@@ -107,7 +107,7 @@ def ended(settings: Settings, since: float, until: float, jobs: Sequence[int] = 
 
 
 def noted(settings: Settings, since: float, until: float) -> list[Noted]:
-    """What was noted of nodes and had not ended before `since`. Raises control.SlurmError."""
+    """Drains, downs and fails of nodes that had not ended before `since`. Raises control.SlurmError."""
     argv = [settings.accounting.sacctmgr, "-n", "-P", "show", "event", f"Start={stamp(since)}", f"End={stamp(until)}"]
     try:
         text = ask(settings, [*argv, f"format={','.join(EVENT_FIELDS)}"])
@@ -122,7 +122,7 @@ def noted(settings: Settings, since: float, until: float) -> list[Noted]:
 
 
 def read_jobs(text: str, delimiter: str, fields: Sequence[str]) -> tuple[list[Ended], list[str]]:
-    """What `sacct -D -X -P` printed of `fields` and JobIDRaw once more: jobs, and what is wrong with the others."""
+    """The output of `sacct -D -X -P` for `fields` and JobIDRaw once more: jobs, and what is wrong with other rows."""
     rows, bad = [], []
     begin = re.compile(rf"^(?=\d+{re.escape(delimiter)})", re.MULTILINE)
     for piece in filter(None, begin.split(text)):
@@ -140,8 +140,8 @@ def read_jobs(text: str, delimiter: str, fields: Sequence[str]) -> tuple[list[En
 
 
 def read_events(text: str) -> tuple[list[Noted], list[str]]:
-    """What `sacctmgr -n -P show event` printed of EVENT_FIELDS, and what can't be read; the cluster's own events, which
-    name no node, are left out. A reason may hold newlines, and only an admin's can: it is not worth a forger's while.
+    """The output of `sacctmgr -n -P show event` for EVENT_FIELDS, and unreadable rows. The cluster's own events, which
+    name no node, are left out. A reason may have newlines, but only admins write reasons, so forgery is no concern.
     """
     rows, bad = [], []
     for piece in _pieces(text):
@@ -165,7 +165,7 @@ def gpus_of(tres: str) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def nodes_of(text: str) -> tuple[str, ...]:
-    """A hostlist's nodes; none for `None assigned`."""
+    """A hostlist's nodes; empty for `None assigned`."""
     if not text or " " in text:
         return ()
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException  # type: ignore[import-untyped]
@@ -177,9 +177,9 @@ def nodes_of(text: str) -> tuple[str, ...]:
 
 
 def job_state(text: str, code: tuple[int, int], derived: tuple[int, int]) -> str:
-    """Slurm's state in one word; a job that failed for a step's memory is OUT_OF_MEMORY, as one of the script's is.
+    """Slurm's state in one word. A job that failed because a step ran out of memory is OUT_OF_MEMORY too.
 
-    REQUEUED with an exit code has FAILED first: so is every failed run of --requeue=expedite (26.05).
+    REQUEUED with an exit code means that the run failed: so does every failed run of --requeue=expedite (26.05).
     """
     state = text.split()[0] if text.split() else ""
     if state == "REQUEUED" and code[0]:
@@ -188,14 +188,14 @@ def job_state(text: str, code: tuple[int, int], derived: tuple[int, int]) -> str
 
 
 def unmasked(code: tuple[int, int], derived: tuple[int, int]) -> tuple[int, int]:
-    """Exit code and signal, 11:0 read as 139:0 where a step died of signal 11: the script handed its code on."""
+    """Exit code and signal. 11:0 becomes 139:0 if a step died of signal 11: the script returned the step's code."""
     if code[0] in SIGNALS and not code[1] and derived[1] == code[0]:
         return 128 + code[0], 0
     return code
 
 
 def stamp(when: float) -> str:
-    """What sacct and sacctmgr take for a time, under TZ=UTC: no hour comes twice."""
+    """A time as sacct and sacctmgr take it, under TZ=UTC, in which no hour comes twice."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(when))
 
 
@@ -213,17 +213,17 @@ def ask(settings: Settings, argv: Sequence[str]) -> str:
     if done.rc in (126, 127):
         table = "slurm" if argv[0] == settings.slurm.scontrol else "accounting"
         raise NoProgram(f"{error}: set its path in the table [{table}] of gpuhealth.toml")
-    if any(words in error for words in (*NO_ANSWER, "slurmdbd")):  # sacctmgr then exits 0 with nothing
+    if any(words in error for words in (*NO_ANSWER, "slurmdbd")):  # then sacctmgr exits 0 without output
         raise ControllerDown(f"{what}: {error}")
     if done.rc:
         raise Refused(what, done.rc, error)
     if len(done.stdout) >= LIMIT:
         raise TooMuch(what)
-    return done.stdout.decode("utf-8", "replace").replace("\0", "?")  # which PostgreSQL would refuse
+    return done.stdout.decode("utf-8", "replace").replace("\0", "?")  # PostgreSQL refuses NUL
 
 
 def _fields(settings: Settings, sacct: str) -> frozenset[str]:
-    """The fields that this sacct knows; asked once."""
+    """The fields that this sacct knows; it is asked once."""
     if sacct not in _known:
         _known[sacct] = frozenset(ask(settings, [sacct, "-e"]).split())
     return _known[sacct]
@@ -233,7 +233,7 @@ _known: dict[str, frozenset[str]] = {}
 
 
 def _ended(cell: Mapping[str, str]) -> Ended | None:
-    """A row's job; None for one that never began. Raises ValueError."""
+    """A row's job; None if it never began. Raises ValueError."""
     nodes = nodes_of(cell["NodeList"])
     if not nodes or not cell["Start"].isdigit() or not cell["End"].isdigit():
         return None
@@ -260,13 +260,13 @@ def hashed(line: str) -> str:
 
 
 def _code(text: str) -> tuple[int, int]:
-    """`3:0` → (3, 0); a step's or job's that has none: (0, 0)."""
+    """`3:0` → (3, 0); (0, 0) if there is none."""
     code, _, signal = text.partition(":")
     return int(code or 0), int(signal or 0)
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The rows of sacctmgr, each with the lines that a reason's newlines made of it. All are of one cluster."""
+    """The rows of sacctmgr. A row has several lines if its reason has newlines. All rows are of one cluster."""
     cluster, piece = text.partition("|")[0] + "|", ""
     for line in text.splitlines(keepends=True):
         if line.startswith(cluster) and EVENT.match(line) and (NODE.search(piece) or len(piece) > LONGEST):

@@ -1,4 +1,4 @@
-"""Which nodes hang on which leaf switch, or stand in which block: `scontrol show topology`."""
+"""Which nodes each leaf switch or block has: `scontrol show topology`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.config.settings import Settings
 
 LEAF = re.compile(r"^SwitchName=(\S+) Level=0 .*?\bNodes=(\S+)|^BlockName=([^\s\[]+) .*?\bNodes=(\S+)", re.MULTILINE)
-"""A switch of level 0 (topology/tree), a base block (topology/block); what is put together of several is neither."""
+"""A switch of level 0 (topology/tree) or a base block (topology/block); not a switch or block that has others below."""
 NONE = "No topology information available"
-"""slurmctld's word for topology/none (22.05: on stderr, and exit 0)."""
+"""slurmctld's message for topology/none (22.05: on stderr, with exit 0)."""
 
 
 def leaves(settings: Settings) -> dict[str, list[str]]:
-    """Leaf → its nodes; none without a topology plugin. Raises control.SlurmError."""
+    """Leaf → its nodes; empty without a topology plugin. Raises control.SlurmError."""
     try:
         return read(sacct.ask(settings, [settings.slurm.scontrol, "show", "topology"]))
     except control.Refused as error:

@@ -1,1 +1,1 @@
-"""The cluster's record: what the nodes ship and accounting tells, in SQLite beside the controller or PostgreSQL."""
+"""The cluster's record: what nodes ship and accounting has, in SQLite on the controller or in PostgreSQL."""

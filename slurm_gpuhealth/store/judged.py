@@ -1,4 +1,4 @@
-"""What the correlator keeps in the cluster's record, and how the commands read it: verdicts, suspicion, its state."""
+"""The correlator's part of the cluster's record, written here and read by the commands: verdicts, suspicion, state."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Rows(MutableMapping[str, Any]):
-    """The engine's values of one kind as rows: read when asked for, written by `save` where they have changed."""
+    """The engine's values of one kind as rows: read on demand; `save` writes those that have changed."""
 
     def __init__(self, db: Connection, kind: str, read: Any) -> None:
         self.db, self.kind, self.read = db, kind, read
         self.known: dict[str, Any] = {}
         self.stored: dict[str, str] = {}
-        """As they stand in the database."""
+        """As they are in the database."""
 
     def __getitem__(self, key: str) -> Any:
         if key not in self.known:
@@ -45,7 +45,7 @@ class Rows(MutableMapping[str, Any]):
         self.db.execute(sql.delete(schema.state).where(schema.state.c.kind == self.kind, schema.state.c.key == key))
 
     def __iter__(self) -> Iterator[str]:
-        """Reads all of them: in one question."""
+        """Reads all of them with one query."""
         for key, row in self.db.execute(
             sql.select(schema.state.c.key, schema.state.c.data).where(schema.state.c.kind == self.kind)
         ):
@@ -71,7 +71,7 @@ class Rows(MutableMapping[str, Any]):
 
 
 def put(db: Connection, table: Table, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Insert the row, or update it where its key is there."""
+    """Insert the row, or update it if its key exists."""
     where = [table.c[name] == value for name, value in key.items()]
     if not db.execute(sql.update(table).where(*where).values(**values)).rowcount:
         db.execute(sql.insert(table).values(**key, **values))
@@ -103,7 +103,7 @@ def keep_verdict(db: Connection, verdict: Verdict, now: float) -> None:
 
 
 def scored_since(db: Connection, time: float) -> list[Verdict]:
-    """The verdicts that were told or changed since then."""
+    """The verdicts that are new or have changed since then."""
     table = schema.verdict
     rows = db.execute(sql.select(table.c.data).where(table.c.cause.in_(CAUSES), table.c.scored >= time)).scalars()
     found = [json.loads(row) for row in rows]
@@ -111,7 +111,7 @@ def scored_since(db: Connection, time: float) -> list[Verdict]:
 
 
 def keep_suspicions(db: Connection, found: Iterable[Suspicion], now: float) -> None:
-    """The table holds the last word alone: what is above the threshold now."""
+    """Replace the table: it has only the suspects of the last run."""
     db.execute(sql.delete(schema.suspicion))
     for one in found:
         data = json.dumps(one._asdict())
@@ -154,7 +154,7 @@ def explained(db: Connection, job: int) -> list[dict[str, Any]]:
     found = [_explained(row._asdict()) for row in db.execute(query)]
     readings = list(db.execute(sql.select(log.c.time, log.c.clock, log.c.reading).where(log.c.id == job)))
     for one in found:
-        # By time, not by number: Slurm's numbers are given anew one day, and a log is its owner's.
+        # By time, not by number: Slurm uses numbers again one day, and a log must not go to another user.
         near = (
             row for row in readings if one["start"] <= row.time - (row.clock or 0.0) <= one["end"] + schema.END_NEAR
         )
@@ -166,7 +166,7 @@ def explained(db: Connection, job: int) -> list[dict[str, Any]]:
 
 
 def gpu_index(db: Connection, node: str | None, gpu: object) -> int | None:
-    """NVML's index of a GPU of this node, by its UUID; None where the node has not told."""
+    """NVML's index of a GPU of this node, by its UUID; None if the node has not shipped it."""
     if isinstance(gpu, int) or str(gpu).isdigit():
         return int(str(gpu))
     table = schema.gpu

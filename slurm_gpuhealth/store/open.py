@@ -1,4 +1,4 @@
-"""Opens the cluster's record: SQLite beside the controller, or PostgreSQL; made, or brought up to date."""
+"""Opens the cluster's record, SQLite on the controller or PostgreSQL; creates or upgrades it first."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.config.settings import Settings
 
 LOCK = 0x67707568
-"""PostgreSQL's advisory lock for who takes in or migrates: one at a time."""
+"""PostgreSQL's advisory lock for programs that take records in or migrate: one at a time."""
 ALONE = LOCK + 1
-"""The one for who judges and acts."""
+"""The lock for programs that judge and act."""
 LONGEST = 600.0
 """Seconds that one statement may take on the controller."""
 
 
 class StoreError(Exception):
-    """The record can't be used: what was asked, of what, what came back, what to do."""
+    """The record can't be used; the text says why, and what to do."""
 
 
 def open_store(settings: Settings) -> Engine:
-    """The record that `store.url` names; SQLite in `store.database` also without a url. Raises StoreError.
+    """The record that `store.url` names; without a url, SQLite in `store.database`. Raises StoreError.
 
-    `with engine.begin() as db:` is one transaction, and on SQLite the only one that writes; `reading(engine)` one that
-    only reads, beside which others write.
+    `with engine.begin() as db:` is one transaction; on SQLite, no other writes meanwhile. `reading(engine)` only reads,
+    and does not block writers.
     """
     engine = _postgresql(settings) if settings.store.url.startswith("postgresql:") else _sqlite(settings)
     try:
@@ -53,7 +53,7 @@ def open_store(settings: Settings) -> Engine:
 
 
 def reading(engine: Engine) -> Connection:
-    """A connection for SELECT alone; on SQLite it holds up no writer."""
+    """A connection only for SELECT; on SQLite it blocks no writer."""
     return engine.connect().execution_options(gpuhealth_reading=True)
 
 
@@ -73,12 +73,12 @@ def _sqlite(settings: Settings) -> Engine:
     @event.listens_for(engine, "connect")
     def prepare(db: Any, _: object) -> None:
         db.execute("PRAGMA journal_mode = WAL")
-        # FULL: what is taken in is removed from the shared directory. It must not come undone in a power cut.
+        # FULL: records that are taken in are removed from the shared directory, so a power cut must not lose them.
         db.execute("PRAGMA synchronous = FULL")
 
     @event.listens_for(engine, "begin")
     def begin(db: Connection) -> None:
-        # IMMEDIATE: a transaction that reads first and finds another writing in between would have to be begun anew.
+        # IMMEDIATE: otherwise a transaction that reads first must start again if another one writes in between.
         only_reads = db.get_execution_options().get("gpuhealth_reading")
         db.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
 
@@ -86,12 +86,14 @@ def _sqlite(settings: Settings) -> Engine:
 
 
 def _make_private(path: str) -> None:
-    """The file is ours alone; its folder, which may be everybody's (/var/lib), is left as it is. Raises OSError."""
+    """Only we may read the file. Its folder may be shared (/var/lib), and is not changed. Raises OSError."""
     folder = os.path.dirname(path)
     os.makedirs(folder, 0o700, exist_ok=True)
     found = os.stat(folder)
     if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
-        raise PermissionError(1, "others can write there; set store.database to a file in a folder of root's", folder)
+        raise PermissionError(
+            1, "others can write there; set store.database to a file in a folder that belongs to root", folder
+        )
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
@@ -113,12 +115,12 @@ def _postgresql(settings: Settings) -> Engine:
 
 
 def pip() -> str:
-    """That of this installation: the system's refuses (PEP 668), or installs elsewhere."""
+    """This installation's pip: the system's pip refuses (PEP 668), or installs elsewhere."""
     return os.path.join(os.path.dirname(sys.executable), "pip")
 
 
 def _migrate(engine: Engine) -> None:
-    """Make what is missing, one program at a time; a newer schema than ours is left alone."""
+    """Create what is missing, one program at a time. Raises StoreError for a newer schema than ours."""
     with reading(engine) as db:
         if sqlalchemy.inspect(db).has_table("schema_version") and _version(db) == schema.VERSION:
             return
@@ -127,8 +129,8 @@ def _migrate(engine: Engine) -> None:
         schema.version.create(db, checkfirst=True)
         found = _version(db)
         if found > schema.VERSION:
-            what = f"the cluster's record has schema {found}, and this gpuhealth knows {schema.VERSION}"
-            raise StoreError(f"{what}: it was written by a newer gpuhealth; install that one here too")
+            what = f"the cluster's record has schema {found}, but this gpuhealth knows {schema.VERSION}"
+            raise StoreError(f"{what}: a newer gpuhealth has written it; install that version here too")
         for statement in _steps(found):
             db.exec_driver_sql(statement)
         schema.metadata.create_all(db)
@@ -137,14 +139,14 @@ def _migrate(engine: Engine) -> None:
 
 
 def lock(db: Connection) -> None:
-    """Be the only one that takes in or migrates, until this transaction's end. On SQLite whoever writes is."""
+    """Be the only program that takes in or migrates, until this transaction ends. On SQLite any writer is alone."""
     if db.dialect.name == "postgresql":
         db.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
 
 
 @contextlib.contextmanager
 def alone(engine: Engine) -> Iterator[bool]:
-    """Whether nobody else judges and acts, from whatever host, until the end. SQLite has one host, with a lock file."""
+    """Whether no other program on any host judges and acts, until the end. SQLite is on one host, which has a lock."""
     if engine.dialect.name != "postgresql":
         yield True
         return

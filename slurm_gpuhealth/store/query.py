@@ -1,4 +1,4 @@
-"""What the correlator reads of the cluster's record: events in the order in which they came, runs and logs of a job."""
+"""What the correlator reads from the cluster's record: events in order of arrival, and the runs and logs of a job."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine, Row, Table
 
 OF_INTEREST = ("xid", "sxid", "aer", "ib")
-"""Sources whose findings are evidence for or against a job's own fault also where they are no fault of the node."""
+"""Sources whose findings are evidence about a job even if they are not a fault of the node."""
 ELSEWHERE = ("test", "repair", "drain")
-"""Sources of events that have tables of their own: a finding that bears the name of one is none."""
+"""Sources of events with their own tables: a finding with such a name is ignored."""
 CODE = 100
-"""Characters of a code: Python reads no number of thousands of digits."""
+"""The most characters of a code: Python refuses numbers with thousands of digits."""
 
 
 def events(db: Connection, position: str = "", now: float = math.inf) -> tuple[str, list[Event]]:
-    """The events that came after `position` ("": all), in that order, and the position to go on from.
+    """The events that came after `position` ("": all), in that order, and the next position.
 
-    Times are the store's: each node's clock offset is taken off. A finding comes again when its severity has changed.
-    None is later than `now`: a node that began with a wrong clock, mended before it shipped, would otherwise have had
-    a repair, or a test, that outdates all that happens to it for years.
+    Times are the store's: each node's clock offset is subtracted. If a finding's severity changes, it comes again. No
+    event is later than `now`: if a node started with a wrong clock that was corrected before it shipped, a repair or a
+    test from the future would hide everything that happens to it for years.
     """
     begin = int(position or 0)
     end = int(db.execute(select(schema.cursor.c.value).where(schema.cursor.c.name == "taken")).scalar() or 0)
@@ -42,7 +42,7 @@ def events(db: Connection, position: str = "", now: float = math.inf) -> tuple[s
 
 
 def runs(db: Connection, job: int) -> list[dict[str, Any]]:
-    """What the job's nodes recorded of it: `node`, `attempt`, `gpus` (UUIDs), `started`, `ended` (the store's time),
+    """The records of the job's nodes: `node`, `attempt`, `gpus` (UUIDs), `started`, `ended` (the store's time),
     `exit_code`, `signal`, `derived`, `outcome` (None: it runs)."""
     table, found = schema.run, []
     for row in db.execute(select(table).where(table.c.id == job).order_by(table.c.sub, table.c.started, table.c.node)):
@@ -55,7 +55,7 @@ def runs(db: Connection, job: int) -> list[dict[str, Any]]:
 
 
 def logs(db: Connection, job: int, attempt: int) -> dict[str, Any] | None:
-    """What the job's log said in the epilog: the fields of `model.Reading`; None without."""
+    """What the epilog read in the job's log: the fields of `outcomes.Reading`, or None."""
     table = schema.joblog
     rows = db.execute(select(table.c.reading).where(table.c.id == job, table.c.sub == attempt).order_by(table.c.time))
     for text in rows.scalars():
@@ -66,19 +66,19 @@ def logs(db: Connection, job: int, attempt: int) -> dict[str, Any] | None:
 
 
 def newest(db: Connection) -> float:
-    """When the cluster was heard of last: by a clock that has jumped years ahead nothing must be forgotten."""
+    """The newest time in the record: if the clock jumps years ahead, nothing may be forgotten."""
     ends = [func.max(column) for column in (schema.attempt.c.end, schema.node.c.last_shipped)]
     return max(db.execute(select(one)).scalar() or 0.0 for one in ends)
 
 
 def clusters(db: Connection, since: float) -> list[str]:
-    """Whose jobs ended since then; more than one where two controllers share a store by mistake."""
+    """The clusters whose jobs ended since then; more than one if two controllers share a store by mistake."""
     table = schema.attempt
     return sorted(db.execute(select(table.c.cluster).where(table.c.end >= since).distinct()).scalars())
 
 
 def prune(engine: Engine, before: float) -> None:
-    """Forget what is older than `before`; a little at once, so that others get their turn."""
+    """Delete what is older than `before`, in small steps, so that other programs can write in between."""
     for table, when in (
         *(
             (one, one.c.time)
@@ -116,7 +116,7 @@ def _findings(db: Connection, begin: int, end: int) -> Iterator[tuple[int, Event
 
 
 def _tests(db: Connection, begin: int, end: int) -> Iterator[tuple[int, Event]]:
-    """A diagnostic has a row for each GPU: one event if all passed, else one for each that failed."""
+    """A diagnostic has a row for each GPU: one event if all passed, else an event for each GPU that failed."""
     tests: dict[tuple[str, str, float, int], list[Row[Any]]] = {}
     for row in _new(db, schema.diagnostic, begin, end):
         tests.setdefault((row.node, row.journal, row.time, row.level), []).append(row)
@@ -134,7 +134,7 @@ def _tests(db: Connection, begin: int, end: int) -> Iterator[tuple[int, Event]]:
 
 
 def _repairs(db: Connection, begin: int, end: int) -> Iterator[tuple[int, Event]]:
-    """The site's own repair (`repair.command`) that went well."""
+    """The site's own repairs (`repair.command`) that succeeded."""
     for row in _new(db, schema.step, begin, end):
         if row.rung == "repair" and row.outcome == "pass":
             when = row.time + (row.seconds or 0.0) - (row.clock or 0.0)
@@ -142,7 +142,7 @@ def _repairs(db: Connection, begin: int, end: int) -> Iterator[tuple[int, Event]
 
 
 def _swaps(db: Connection, begin: int, end: int) -> Iterator[tuple[int, Event]]:
-    """A GPU in a slot that had another: `gpu` is the one that was taken out."""
+    """A new GPU in the slot of another: `gpu` is the GPU that was taken out."""
     for row in _new(db, schema.gpu, begin, end):
         if row.replaces:
             detail = {"new": row.uuid, "pci": row.pci, "serial": row.serial}

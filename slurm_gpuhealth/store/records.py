@@ -1,7 +1,7 @@
-"""What a node ships, read with suspicion and put into its tables: one line a record, see docs/store.md.
+"""Checks a node's records and writes them into their tables: one line per record, see docs/store.md.
 
-The same record twice, or an older state of a row after a newer, changes nothing. So whoever takes in may be killed and
-begin again anywhere, and files may be read in any order.
+A record that comes twice, or an older state of a row after a newer one, changes nothing. So the program may be killed
+anywhere and start again, and files may be read in any order.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
 
 LONGEST = 4 << 20
-"""Bytes of a line."""
+"""The most bytes of a line."""
 TEXT = 1 << 18
-"""Characters of one value."""
+"""The most characters of one value."""
 CLOCKS = 9
-"""Measurements of a node's clock, of which the median counts."""
+"""How many measurements of a node's clock are kept; their median counts."""
 RENEWS = {"finding": "severity", "diagnostic": "outcome", "step": "outcome", "run": "ended"}
-"""Kind → the column whose change makes a row news to the correlator again."""
+"""Kind → the column; if it changes, the row is new to the correlator again."""
 KEY = ("node", "journal", "id", "sub")
 NODE = re.compile(r"[A-Za-z0-9_.-]{1,255}")
-"""One node's name; `n[1-9]` would be read as nine further on."""
+"""One node's name; later, `n[1-9]` would mean nine nodes."""
 
 
 class Batch:
@@ -49,15 +49,15 @@ class Batch:
         """Records."""
 
     def add(self, line: bytes, node: str) -> None:
-        """A line of this node. Raises ValueError, which says what is wrong with it; then nothing is added."""
+        """Add a line of this node. Raises ValueError, which says what is wrong; then nothing is added."""
         record = _parsed(line)
         if not NODE.fullmatch(node):
-            raise ValueError("it is of no node")
+            raise ValueError("it belongs to no node")
         if record.get("node") != node:
-            raise ValueError(f"it speaks for node {str(record.get('node'))[:80]!r}")
+            raise ValueError(f"it names another node, {str(record.get('node'))[:80]!r}")
         journal, seq, kind = record.get("journal"), _integer(record, "seq", BigInteger), record.get("kind")
         if not isinstance(journal, str) or not re.fullmatch(r"[0-9a-f]{1,32}", journal):
-            raise ValueError("journal is no id")
+            raise ValueError("journal is not an id")
         whose = {"node": node, "journal": journal}
         if kind == "ship":
             self.heads.append({**whose, **_head(record)})
@@ -94,15 +94,15 @@ def _parsed(line: bytes) -> Row:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(record, dict):
-        raise ValueError("no object")
+        raise ValueError("not an object")
     return record
 
 
 def _row(table: Table, record: Row, kind: str) -> Row:
-    """The columns of `table` from the record; what it does not know is left out."""
+    """The columns of `table` from the record; unknown ones are left out."""
     given = record.get("row")
     if not isinstance(given, dict):
-        raise ValueError("row is no object")
+        raise ValueError("row is not an object")
     row = {"id": _integer(record, "id", BigInteger), "sub": _integer(record, "sub", BigInteger)}
     row["clock"] = _value(table.c.clock, record.get("clock"), kind)
     for column in table.c:
@@ -112,7 +112,7 @@ def _row(table: Table, record: Row, kind: str) -> Row:
 
 
 def _value(column: Column[Any], value: Any, kind: str) -> Any:
-    """`value` as the column takes it on every database."""
+    """`value` in a form that the column takes on every database."""
     wrong = ValueError(f"{kind}.{column.name} can't be {str(value)[:80]!r}")
     if value is None:
         if column.nullable or column.server_default is not None:
@@ -128,7 +128,7 @@ def _value(column: Column[Any], value: Any, kind: str) -> Any:
 
 
 def text(value: str) -> str:
-    """What PostgreSQL takes too: no NUL, no half of a surrogate pair."""
+    """`value` in a form that PostgreSQL takes too: no NUL, no half of a surrogate pair."""
     return value[:TEXT].replace("\0", "?").encode("utf-8", "replace").decode()
 
 
@@ -153,8 +153,8 @@ def _integer(record: Row, name: str, kind: type) -> int:
 
 
 def _head(record: Row) -> Row:
-    """What a node says of itself with each shipment: its clock, what it dropped, its GPUs when they have changed."""
-    wrong = ValueError("the head of a shipment is none")
+    """The head of a shipment: the node's clock, what it dropped, and its GPUs if they have changed."""
+    wrong = ValueError("the head of a shipment is malformed")
     dropped, gpus = record.get("dropped"), record.get("gpus")
     if dropped is not None and (not isinstance(dropped, list) or len(dropped) != 3):
         raise wrong
@@ -181,7 +181,7 @@ def _gpu(one: Any, wrong: ValueError) -> Row:
 
 
 def _numbers(db: Connection, count: int) -> int:
-    """`count` numbers of arrival are ours from here on; the last that was not."""
+    """Reserve `count` numbers of arrival; returns the number before the first of them."""
     table = schema.cursor
     last = db.execute(select(table.c.value).where(table.c.name == "taken")).scalar()
     if last is None:
@@ -217,7 +217,7 @@ def _position(db: Connection, node: str, journal: str, seq: int) -> None:
 
 
 def _save_head(db: Connection, head: Row, taken: int) -> int:
-    """Returns the last number of arrival that is used."""
+    """Returns the last number of arrival that was used."""
     table = schema.node
     mine = (table.c.node == head["node"], table.c.journal == head["journal"])
     known = db.execute(select(table.c.clocks, table.c.last_shipped).where(*mine)).one()
@@ -233,7 +233,7 @@ def _save_head(db: Connection, head: Row, taken: int) -> int:
 
 
 def _save_gpu(db: Connection, head: Row, gpu: Row, taken: int) -> int:
-    """1 when it is new here: then with which it has replaced in its slot."""
+    """Returns 1 if the GPU is new here; its row then names the GPU that it replaced in its slot."""
     table, when = schema.gpu, head["time"] - head["clock"]
     mine = (table.c.node == head["node"], table.c.uuid == gpu["uuid"])
     first = db.execute(select(table.c.first).where(*mine)).scalar()
@@ -244,7 +244,7 @@ def _save_gpu(db: Connection, head: Row, gpu: Row, taken: int) -> int:
     there = select(table.c.uuid).where(table.c.node == head["node"], table.c.pci == gpu["pci"], table.c.last <= when)
     there = there.where(
         table.c.uuid.not_in([one["uuid"] for one in head["gpus"]])
-    )  # who is still there was not replaced
+    )  # a GPU that is still there was not replaced
     before = db.execute(there.order_by(table.c.last.desc()).limit(1)).scalar() if gpu["pci"] else None
     new = {**gpu, "node": head["node"], "first": when, "last": when, "taken": taken, "replaces": before or ""}
     db.execute(table.insert().values(**new))

@@ -1,7 +1,7 @@
 """The cluster record's tables, the same on SQLite and PostgreSQL. JSON and lists are text; times are UTC seconds.
 
-What the nodes ship (`SHIPPED`) has the key (node, journal, id, sub): a row that comes again, or after a newer state of
-itself, changes nothing (`seq` decides). `taken` numbers what came, in its order: the correlator's cursor.
+The nodes' records (`SHIPPED`) have the key (node, journal, id, sub): a row that comes again, or after a newer state of
+itself, changes nothing (`seq` decides). `taken` numbers the rows in order of arrival: the correlator's cursor.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 VERSION = 2
 BEGIN_NEAR = 60.0
 END_NEAR = 3600.0
-"""Seconds around a run within which its node's prolog and epilog wrote their record: clocks differ, epilogs last."""
+"""A node's prolog and epilog write their record within so many seconds around a run: clocks differ, epilogs last."""
 
 metadata = MetaData()
 Big = BigInteger().with_variant(Integer, "sqlite")
-"""64 bits on both; SQLite numbers rows by itself only in a column of type INTEGER."""
+"""64 bits on both databases; SQLite numbers rows by itself only in a column of type INTEGER."""
 
 
 def _text(name: str, key: bool = False) -> Column[str]:
@@ -28,8 +28,8 @@ def _text(name: str, key: bool = False) -> Column[str]:
 
 
 def _shipped(name: str, *columns: Column[Any]) -> Table:
-    """`columns` behind the key. `sub`: the row's time in microseconds, of a job's its restart. `clock`: what the node's
-    clock was ahead when it shipped the row first, seconds."""
+    """`columns` after the key. `sub`: the row's time in microseconds; for a job, its restart count. `clock`: how many
+    seconds the node's clock was ahead when it first shipped the row."""
     return Table(
         name,
         metadata,
@@ -46,7 +46,7 @@ def _shipped(name: str, *columns: Column[Any]) -> Table:
 
 version = Table("schema_version", metadata, Column("version", Integer, primary_key=True))
 
-# What the nodes tell.
+# What the nodes ship.
 node = Table(
     "node",
     metadata,
@@ -57,10 +57,10 @@ node = Table(
     Column("clocks", Text, nullable=False, server_default="[]"),
     Column("last_shipped", Float),
     Column("dropped", Big, nullable=False, server_default="0"),  # records that its full outbox lost: how many,
-    Column("dropped_from", Float),  # and of which time
+    Column("dropped_from", Float),  # and from which time
     Column("dropped_to", Float),
 )
-gpu = Table(  # which GPUs a node has had, and since and until when
+gpu = Table(  # which GPUs a node has had, and from when to when
     "gpu",
     metadata,
     Column("node", Text, primary_key=True),
@@ -145,13 +145,13 @@ step = _shipped(
     _text("message"),
     _text("bundle"),
 )
-joblog = _shipped(  # what a job's log said in the epilog (model.Reading as JSON); `id` is the job
+joblog = _shipped(  # what the epilog read in a job's log (outcomes.Reading as JSON); `id` is the job
     "joblog", Column("time", Float, nullable=False), _text("reading")
 )
 SHIPPED = {"finding": finding, "run": run, "diagnostic": diagnostic, "decision": decision, "step": step, "log": joblog}
 """Kind of a shipped record → its table."""
 
-inbox = Table(  # PostgreSQL: where the nodes insert; the role that they do it with needs no other right
+inbox = Table(  # PostgreSQL: the nodes insert here; their role needs no other right
     "inbox",
     metadata,
     Column("node", Text, primary_key=True),
@@ -159,7 +159,7 @@ inbox = Table(  # PostgreSQL: where the nodes insert; the role that they do it w
     Column("seq", Big, primary_key=True, autoincrement=False),
     _text("line"),
 )
-file = Table(  # SQLite: how far each of the nodes' files has been taken in; `first` names it by its first line
+file = Table(  # SQLite: how far each of the nodes' files has been read; `first` identifies it by its first line
     "file",
     metadata,
     Column("node", Text, primary_key=True),
@@ -168,7 +168,7 @@ file = Table(  # SQLite: how far each of the nodes' files has been taken in; `fi
     Column("position", Big, nullable=False),
     Column("lines", Big, nullable=False),
 )
-skipped = Table(  # lines that were none of ours
+skipped = Table(  # lines that are not valid records
     "skipped",
     metadata,
     Column("id", Big, primary_key=True),
@@ -180,7 +180,7 @@ skipped = Table(  # lines that were none of ours
     _text("text"),
 )
 
-# What accounting tells.
+# What accounting has.
 attempt = Table(
     "attempt",
     metadata,
@@ -297,4 +297,4 @@ for _name, _columns in {
 MIGRATIONS: dict[int, tuple[str, ...]] = {
     2: ("CREATE INDEX run_taken ON run (taken)", "CREATE INDEX joblog_taken ON joblog (taken)"),
 }
-"""Version → the statements that make it of the one before. New tables come with their indexes without being told."""
+"""Version → the statements that upgrade the version before. New tables and their indexes are created without them."""

@@ -1,6 +1,6 @@
-"""What an event means: class, NVIDIA's action bucket and meaning, by the catalogue and by the line's own words.
+"""What an event means: its class, NVIDIA's action bucket and its meaning, from the catalogue and the line's own words.
 
-These Xids are read further than their number: 45 (what came before it), 48 (always ends in a reset), 74 (register
+For these Xids more than the number counts: 45 (what came before it), 48 (always ends in a reset), 74 (register
 words), 144-150 (intrInfo and errorStatus) and 154 (the words in its last parentheses; its numbers differ by driver).
 """
 
@@ -28,8 +28,8 @@ NVLINK5 = re.compile(
 NVLINK4 = re.compile(r"\blink \d+ ?\((0x[0-9a-f]+(?:,? ?0x[0-9a-f]+)*)\)", re.I)
 RECOVERY = re.compile(r"\(([^()]*(?:\([^()]*\))?[^()]*)\)\s*\.?\s*$")
 
-# Which words of Xid 154 ask for what; the first that is found counts ("Drain and Reset" is a reset). Drivers have
-# said "GPU Reset Required" and "PF FLR" (a function level reset), "Node Reboot Required" and "OS Reboot".
+# What the words of Xid 154 ask for. The first row that is found counts ("Drain and Reset" is a reset). Drivers have
+# written "GPU Reset Required" and "PF FLR" (a function level reset), "Node Reboot Required" and "OS Reboot".
 RECOVERIES = (
     ("reboot", "RESTART_BM"),
     ("reset", "RESET_GPU"),
@@ -37,7 +37,7 @@ RECOVERIES = (
     ("drain", "DRAIN_P2P"),
     ("none", "IGNORE"),
 )
-# Groups of Xid 74's register bits, worst first: what to look at afterwards; None: the other end's error, or no error.
+# Groups of Xid 74's register bits, worst first, with what to look at later. None: the other end's error, or no error.
 NVLINK4_BITS = {
     "possible_hw_reseat_then_diag": "CHECK_MECHANICALS",
     "ecc_parity_hw_if_gt2_same_link": "CONTACT_SUPPORT",
@@ -56,7 +56,7 @@ BUILT_BY = {"HW": "hardware", "HW/SW": "hardware", "FW": "driver", "SW": "driver
 
 @lru_cache(maxsize=512)
 def on_xid(code: int, message: str, previous: int | None) -> Advice:
-    """`message`: the line after number, pid and name."""
+    """`message`: the line's text after number, pid and name."""
     row = catalog.xid(code)
     if row is None:
         return "driver", None, f"Xid {code} is not in this catalogue", {}
@@ -85,7 +85,7 @@ def on_xid(code: int, message: str, previous: int | None) -> Advice:
 
 @lru_cache(maxsize=512)
 def on_sxid(code: int, fatal: bool | None) -> Advice:
-    """The line's own Fatal or Non-fatal decides; without it (`fatal` None) the guide's severity."""
+    """The line's own "Fatal" or "Non-fatal" decides; without it (`fatal` is None) the severity in NVIDIA's guide."""
     row = catalog.sxid(code)
     if row is None:
         row = {"meaning": f"SXid {code} is not in this catalogue", "kind": "", "name": None}
@@ -95,13 +95,13 @@ def on_sxid(code: int, fatal: bool | None) -> Advice:
     details: Details = {"name": row["name"], "suspect": row.get("suspect")}
     if fatal:  # the guide: a fatal error ends with a reset of the switch and of every GPU on it
         return "hardware", "RESTART_BM", row["meaning"], details
-    # ECC, parity, link and thermal events are the hardware's; a protocol error that is not fatal (an access that
-    # was refused) follows from what the peer or the software asked for.
+    # ECC, parity, link and thermal events come from the hardware. A protocol error that is not fatal (a refused
+    # access) follows from what the peer or the software asked for.
     return ("information" if row["kind"] in ("", "protocol/other") else "hardware"), "IGNORE", row["meaning"], details
 
 
 def _nvlink4(message: str, action: str) -> tuple[str, Details]:
-    """Xid 74. NVIDIA's table of bits says what to look at later; the link of a fatal error is down until a reset."""
+    """Xid 74. NVIDIA's table of bits says what to look at later. After a fatal error the link is down until a reset."""
     words = NVLINK4.search(message)
     regs = re.findall(r"0x[0-9a-f]+", words[1], re.I) if words else []
     groups = set()
@@ -123,7 +123,7 @@ def _nvlink4(message: str, action: str) -> tuple[str, Details]:
 
 
 def _nvlink5(code: int, message: str) -> tuple[str, str, Details]:
-    """Xid 144-150: the rule whose unit bits and errorStatus match; without the words, what all rules agree on."""
+    """Xid 144-150: the rule that matches the unit bits and errorStatus; without those words, what all rules share."""
     line = NVLINK5.match(message)
     if line is None:
         return "hardware", "WORKFLOW_NVLINK5_ERR", {}
@@ -136,7 +136,7 @@ def _nvlink5(code: int, message: str) -> tuple[str, str, Details]:
     rules = [rule for rule in rules if unit in (rule["unit"], *rule["unit"].split("/"))] or (rules if known else [])
     rules = [rule for rule in rules if ("Non" not in rule["severity"]) == fatal] or rules
     details: Details = {"unit": unit}
-    if known and not rules:  # NVIDIA's how-to; a Nonfatal line that nobody describes condemns no node
+    if known and not rules:  # from NVIDIA's how-to: a Nonfatal line that no table describes is no fault of the node
         return ("hardware" if fatal else "driver"), "CONTACT_SUPPORT", details
     if not rules or len({rule["action"] for rule in rules}) > 1:
         return "hardware", "WORKFLOW_NVLINK5_ERR", details

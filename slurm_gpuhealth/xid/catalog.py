@@ -1,4 +1,4 @@
-"""NVIDIA's Xid, SXid and NVLink 5 tables, read from the JSON beside this file when first asked for."""
+"""NVIDIA's Xid, SXid and NVLink 5 tables, read from the JSON beside this file at first use."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Kernel log text → events, whatever printed it: /dev/kmsg, dmesg in any time format, journalctl, syslog, or nothing.
+"""Kernel log text → events, from any source: /dev/kmsg, dmesg in any time format, journalctl, syslog, bare messages.
 
     >>> [(e.line, e.code, e.pci) for e in decode(["[ 12.3] NVRM: Xid (PCI:0000:3B:00): 79, GPU has fallen off"])]
     [(1, 79, '0000:3b:00')]
 
-Only /dev/kmsg says for sure that the kernel spoke (facility 0). A text log is believed as far as its own stamp goes:
-what a program logged under another name than `kernel` is not read, nor is anything that merely contains such a line.
+Only /dev/kmsg proves that the kernel wrote a line (facility 0). In a text log the line's stamp decides: a line that a
+program logged under another name than `kernel` is not read, and neither is text that merely contains such a line.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.xid.event import Event
 
 REACH = 16
-"""How many lines an event waits for its further lines: other CPUs' messages come in between."""
+"""An event waits this many lines for its further lines: messages of other CPUs come in between."""
 
 LENGTH = 4096
-"""The kernel writes no longer line; a longer one is hostile."""
+"""The kernel never writes a longer line; a longer one is hostile."""
 
 KMSG = re.compile(r"(\d+),\d+,(\d+),[^;]*;", re.A)  # Documentation/ABI/testing/dev-kmsg: prio, seq, usec, flags
 RING = r"\[\s*(?P<{}>\d+\.\d+)(?:\s*<\s*[\d.]+>)?\]\s*"
@@ -48,13 +48,13 @@ STAMP = re.compile(
     + RING.format("inner")
     + r")?(?:\[\s*[TC]\d+\]\s*)?"  # a second stamp after `kernel:`; the caller's task or CPU
 )
-# The one message that the driver prints over several lines: its newlines come escaped, or as lines of their own.
+# The one message that the driver prints over several lines. Its newlines arrive escaped or as separate lines.
 COLOUR = re.compile(r"\x1b\[[\d;]{0,16}m|^\ufeff")  # dmesg --color; a byte order mark
 NEWLINE = re.compile(r"\\x0a|#012|\n\s*")
 
 
 def decode(lines: Iterable[str]) -> Iterator[Event]:
-    """The events in `lines`, in input order; the further lines of an event are part of it."""
+    """The events in `lines`, in input order. An event includes its further lines."""
     held: list[Event] = []
     for number, text, uptime, stamped in _messages(lines):
         while held and number - held[0].line > REACH:
@@ -79,8 +79,8 @@ def decode(lines: Iterable[str]) -> Iterator[Event]:
 
 
 def _messages(lines: Iterable[str]) -> Iterator[tuple[int, str, float | None, str]]:
-    """Number, text without its stamp, uptime and stamp ("kmsg", "log" or "") of every line that the kernel may have
-    written."""
+    """Every line that the kernel may have written: number, text without stamp, uptime, and the kind of stamp ("kmsg",
+    "log" or "")."""
     stamped = False
     for number, line in enumerate(lines, 1):
         line = _journal(line) if line.startswith("{") else line[:LENGTH].rstrip("\r\n")
@@ -98,7 +98,7 @@ def _messages(lines: Iterable[str]) -> Iterator[tuple[int, str, float | None, st
             continue
         text = bare[stamp.end() :]
         if bare != line and not stamp.end() and stamped:
-            # The rest of the message above, or a dictionary of /dev/kmsg: a path with a newline in it can't speak here.
+            # The rest of the message above, or a dictionary of /dev/kmsg. So a path with a newline can't forge a line.
             if not text.startswith(("NVRM: (PCI ID:", "NVRM: fallen off the bus", "NVRM: installed in this system")):
                 continue
         else:
@@ -108,7 +108,7 @@ def _messages(lines: Iterable[str]) -> Iterator[tuple[int, str, float | None, st
 
 
 def _journal(line: str) -> str:
-    """The message of a record of `journalctl -o json` that the kernel wrote; empty for any other."""
+    """The message of a `journalctl -o json` record, if the kernel wrote it; else empty."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -118,7 +118,7 @@ def _journal(line: str) -> str:
 
 
 def _join(event: Event, part: Event) -> Event | None:
-    """`event` with what its further line `part` adds; None: it belongs to another one."""
+    """`event` with what its further line `part` adds; None if `part` belongs to another event."""
     if part.kind == "sxid" and event.kind == "sxid" and (event.code, event.pci) == (part.code, part.pci):
         return replace(event, details={**part.details, **event.details})
     if part.kind == "aer" and event.kind == "aer" and part.pci in (event.pci, event.details.get("source")):
@@ -138,5 +138,5 @@ def _join(event: Event, part: Event) -> Event | None:
 
 
 def _done(event: Event) -> Iterator[Event]:
-    """What is printed once no more lines can come."""
+    """What is printed when no more lines can come."""
     yield replace(event, word="other") if event.word == "gone-head" else event

@@ -35,15 +35,15 @@ class Event:
     """NVIDIA's bucket."""
     meaning: str = ""
     message: str = ""
-    """What the line says after number and process."""
+    """The line's text after number and process."""
     uptime: float | None = None
     """Seconds since boot by the line's own stamp."""
     part: bool = False
-    """One of the further lines that some events have; given by itself it still is an event."""
+    """This is one of the further lines that some events have. Read alone, it still is an event."""
     word: str = ""
-    """A short name for what has no number: `gsp-timeout`, `corrected`, `link-down`."""
+    """A short name for an event without a number: `gsp-timeout`, `corrected`, `link-down`."""
     count: int = 1
-    """How many equal lines it stands for, where a flood was only counted."""
+    """How many equal lines this event stands for, if a flood was only counted."""
     details: Mapping[str, Scalar] = {}
 
 

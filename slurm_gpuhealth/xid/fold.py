@@ -1,7 +1,7 @@
-"""Events of one look → findings: equal ones counted, consequences folded into their cause. Pure.
+"""Events of one check → findings: equal events are counted, consequences are folded into their cause. Pure.
 
 45 (channels torn down)                 into what came before it on that GPU; alone it stays information
-119 120 154 45, AER, NVRM's own words   into 79 of the same GPU, whichever line said that it is gone
+119 120 154 45, AER, NVRM's own words   into 79 of the same GPU, whichever line said that the GPU is gone
 63 64 171 172                           into 48 of the same GPU: which memory, and whether a row was remapped
 154 (recovery action)                   into its cause, unless it asks for more than the cause does
 SXid, fatal, on a link                  into the Xid 74 at the GPU of that link
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.xid.event import Event
 
 LIMIT = 200
-"""Findings of one look; a log that holds more than that says so once."""
+"""Findings of one check; if there are more, one further finding says so."""
 SOURCES = {
     "xid": "xid", "fallen_off_bus": "xid", "sxid": "sxid", "aer": "aer", "nvrm": "nvrm", "mlx5": "ib", "mce": "host",
 }  # fmt: skip
-AFTERMATH = {  # code → what it brings about on the same GPU
+AFTERMATH = {  # code → its consequences on the same GPU
     "79": ("45", "119", "120", "154"),
     "48": ("63", "64", "171", "172"),
 }
@@ -39,7 +39,7 @@ WORDS: dict[str, Severity] = {  # NVRM's and the adapters' events without a numb
 
 
 class Group:
-    """Equal events: the worst of them, and how many. The only mutable thing here; lives for one `fold`."""
+    """Equal events: the worst of them, and their number. The only mutable object here; it lives for one `fold`."""
 
     def __init__(self, event: Event, source: str, code: str) -> None:
         self.event, self.source, self.code = event, source, code
@@ -53,7 +53,7 @@ class Group:
         self.count += event.count
         worse = severity(event)
         if event.code == 154 or SEVERITIES.index(worse) > SEVERITIES.index(self.severity):
-            self.event, self.severity = event, worse  # of several recovery actions the last holds
+            self.event, self.severity = event, worse  # the last of several recovery actions holds
         if event.link is not None:
             self.links[event.link] = self.links.get(event.link, 0) + event.count
         if "tpc" in event.details and len(self.units) < 16:
@@ -65,8 +65,8 @@ def fold(
 ) -> list[Finding]:
     """Findings in the order in which they were first seen.
 
-    `at`: seconds since boot → time. `bridges`: PCI address with function → the GPU behind it, `""` for several; asked
-    only when there are PCIe errors, because those of other devices are none of ours.
+    `at`: seconds since boot → time. `bridges`: PCI address with function → the GPU behind it, `""` for several. Called
+    only when there are PCIe errors, to leave out those of other devices.
     """
     groups: dict[tuple[str, str, str | None], Group] = {}
     for event in events:
@@ -83,7 +83,7 @@ def fold(
     kept = [group for group in ours if group in worst]
     for group in kept:
         if group.code == "74" and max(group.links.values(), default=0) > 2:
-            group.more["investigate"] = "CONTACT_SUPPORT"  # NVIDIA: more than twice on one link is the hardware's
+            group.more["investigate"] = "CONTACT_SUPPORT"  # NVIDIA: more than twice on one link means hardware
     for effect in kept:
         cause = _cause(effect, kept)
         if cause:
@@ -97,13 +97,13 @@ def fold(
 
 
 def severity(event: Event) -> Severity:
-    """The source's own opinion, before the policy table."""
+    """The severity by the source alone, before the policy table."""
     if event.kind == "aer":
         return {"fatal": "fault", "uncorrected": "warning"}.get(event.word, "info")  # type: ignore[return-value]
     if event.kind in ("nvrm", "mlx5"):
         return WORDS.get(event.word, "warning")
     if event.part or (event.kind == "sxid" and event.fatal is None):
-        return "info"  # only a data line: the line that says what happened was seen before, or is lost
+        return "info"  # only a data line: the line that says what happened came earlier or is lost
     if event.action in ("RESET_GPU", "RESTART_BM") or (event.action == "CONTACT_SUPPORT" and event.cls == "hardware"):
         return "fault"
     quiet = event.cls != "hardware" or event.kind == "sxid" or (event.action == "IGNORE" and event.link is not None)
@@ -111,7 +111,7 @@ def severity(event: Event) -> Severity:
 
 
 def _ours(groups: list[Group], bridges: Callable[[], Mapping[str, str]]) -> list[Group]:
-    """Without the PCIe errors of devices that are neither a GPU nor a port above one."""
+    """The events without PCIe errors of devices that are neither a GPU nor a port above a GPU."""
     if not any(group.source == "aer" for group in groups):
         return groups
     gpus, kept = bridges(), []
@@ -136,7 +136,7 @@ def _cause(effect: Group, groups: list[Group]) -> Group | None:
             if same_gpu and effect.code in AFTERMATH.get(cause.code, ()):
                 return cause
             if cause.code == effect.code == "79" and effect.event.pci is None:
-                return cause  # its last line came without the first
+                return cause  # only its last line is here, not its first
             if same_gpu and (effect.code == "45" or (effect.code == "154" and _rank(cause) >= _rank(effect))):
                 return cause
         if cause.code == "79" and effect.source in ("aer", "nvrm") and (same_gpu or effect.event.pci is None):
@@ -198,7 +198,7 @@ def _finding(group: Group, at: Callable[[float | None], float]) -> Finding:
 
 
 def harmless(text: str) -> str:
-    """Without control characters, of a length that fits a line of a log."""
+    """The text without control characters, cut to a length that fits a line of a log."""
     return "".join(c if c.isprintable() else "?" for c in text[:400])
 
 

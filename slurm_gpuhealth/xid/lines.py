@@ -1,8 +1,8 @@
-"""What one kernel message says, in its own words: text without a log's stamp → Event. No catalogue here.
+"""Parses one kernel message: text without a log's stamp → Event. The catalogue is not used here.
 
 Forms: open-gpu-kernel-modules 595.45.04 (krcReportXid and its neighbours), Linux drivers/pci/pcie/aer.c, mlx5's
-health.c and events.c, and lines from the field. Process names and paths in other messages are users' text: every
-pattern begins at the first character, where the driver's own word stands.
+health.c and events.c, and lines from real machines. Users choose the process names and paths in other messages, so
+every pattern begins at the first character, where the driver's own word stands.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from slurm_gpuhealth.findings import Scalar
 
-# A task's name, 15 bytes of the user's choice, opens some kernel messages: "NAME[PID]: segfault at", "NAME: page
-# allocation failure". Too short for an address, so what has none is doubted.
+# Some kernel messages begin with a task's name, 15 bytes that the user chooses: "NAME[PID]: segfault at", "NAME: page
+# allocation failure". That is too short for a PCI address, so a message without an address is doubted.
 TASK = re.compile(
     r"(?:\\x[0-9a-f]{2}|.){0,15}(?:\[\d+\])?(?:\[\d+\][: ]|: page allocation| invoked oom"
     r"| uses obsolete \(| is deprecated, please use)",
     re.S,
 )
 COMM = 15
-"""Bytes of a task's name. What is believed reaches beyond them, by more than the sign that the kernel puts after it."""
+"""Bytes of a task's name. A believed message is longer than that, and than the sign that the kernel puts after it."""
 FULL = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?"
 PCI = rf"(?:{FULL}|[0-9a-f]{{2}}:[0-9a-f]{{2}}(?:\.[0-7])?)"
 ADDRESS = re.compile(r"(?:PCI:)?(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(\.[0-7])?(?![0-9a-f:])", re.I)
 XID = re.compile(r"NVRM: Xid:? ?(?:\(([^)]{0,80})\))?:? ?(\d{1,4})(?:[,:] ?(.*)|\s*)$", re.S)
-# An address that somebody has blotted out.
+# An address that somebody has masked.
 ELIDED = re.compile(r"PCI:[0-9a-fx.:*]{3,20}(?: GPU-I:.*)?$", re.I)
 MIG = re.compile(r" GPU-I:(\d+)")
 PID = re.compile(r"pid=(?:(\d+)|'?<unknown>'?)(?:,\s*|\s*$)(name=)?")
-# How messages begin, to tell where a name that has commas in it ends.
+# How messages begin: this tells where a process name with commas ends.
 MESSAGE = re.compile(
     r"Ch\b|[Cc]hannel |Graphics |GPU |GPC|NVLink|Row |Timeout|Contained|Uncontained|An |DRAM |SRAM |MMU |Engine|\.\.\."
     r"|[0-9a-f]{8}\b|[A-Z_0-9/]+ (?:Non-?f|F)atal|errorString|intr|engmask|caused by|$"
@@ -78,7 +78,7 @@ MLX = re.compile(rf"mlx[45]_\w+ ({FULL})(?: [\w-]+)?: (.*)", re.I | re.S)
 
 
 def read(text: str, line: int, uptime: float | None = None, logged: bool = True) -> Event | None:
-    """The event that a message is; None: it is not about our devices. `logged`: a log's stamp stood before it."""
+    """The message as an event; None if it is not about our devices. `logged`: a log's stamp stood before it."""
     if text.startswith(("NVRM: Xid ", "NVRM: Xid: ")):
         return _xid(text, line, uptime, logged)
     if text.startswith("NVRM: "):
@@ -104,7 +104,7 @@ def read(text: str, line: int, uptime: float | None = None, logged: bool = True)
 
 
 def pci(text: str, function: bool = False) -> str | None:
-    """The address that `text` begins with, as `dddd:bb:dd`, or `dddd:bb:dd.f` where it has a function and we ask."""
+    """The address at the start of `text`, as `dddd:bb:dd`; with `function` and if it has one, as `dddd:bb:dd.f`."""
     found = ADDRESS.match(text)
     if not found:
         return None
@@ -118,7 +118,7 @@ def _xid(text: str, line: int, uptime: float | None, logged: bool) -> Event | No
         return None
     where, number, message = found[1] or "", int(found[2]), found[3] or ""
     address = pci(where)
-    # "NVRM: Xid 79, x" fits into a task's name, an address does not. The driver prints one; a quote may lack it.
+    # "NVRM: Xid 79, x" fits into a task's name, an address does not. The driver always prints one; a quote may lack it.
     if not address and not ELIDED.match(where) and (logged or TASK.match(text)):
         return None
     pid, process, message = _process(message)
@@ -159,7 +159,7 @@ def _process(rest: str) -> tuple[int | None, str | None, str]:
 
 
 def _nvrm(text: str, line: int, uptime: float | None) -> Event | None:
-    """Everything else that the driver says at NVRM's own prefix."""
+    """All other messages of the driver with the prefix `NVRM:`."""
     uuid, serial, found = UUID.match(text), SERIAL.match(text), NVRM.match(text)
     if uuid:
         return Event(
@@ -181,7 +181,7 @@ def _nvrm(text: str, line: int, uptime: float | None) -> Event | None:
         cls, action, meaning, details = advise.on_xid(79, "", None)
         return replace(event, kind="fallen_off_bus", code=79, cls=cls, action=action, meaning=meaning, details=details,
                        part=where is None and "not responding" in message)  # fmt: skip
-    if the_gpu:  # the first of the three lines of a GPU that is gone, or of one that this driver does not support
+    if the_gpu:  # the first of three lines about a GPU that is gone or that this driver does not support
         return replace(event, word="gone-head", meaning="The driver says something about this GPU in its next lines")
     if words.QUIET.match(text):
         return None
@@ -224,7 +224,7 @@ def _fabric_manager(text: str, line: int, uptime: float | None) -> Event | None:
 
 
 def _aer(text: str, line: int, uptime: float | None) -> Event | None:
-    """One line of the group that the kernel prints for one PCIe error."""
+    """One of the lines that the kernel prints for one PCIe error."""
     device = AER.match(text)
     if not device or device.end(2) < COMM:
         return None

@@ -1,4 +1,4 @@
-"""Messages without a number: a short name and a meaning for what the NVIDIA and Mellanox drivers say in words."""
+"""Messages without a number: a short name and a meaning for the texts of the NVIDIA and Mellanox drivers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUIET = re.compile(  # what a healthy driver says when it is loaded or asked
     r"|\(PCI ID: \S+\) installed in this system has$)",
     re.I,
 )
-# name, what the message says, meaning; the first that is found counts
+# name, pattern of the message, meaning; the first row that is found counts
 NVRM = (
     ("rate-limit", r"rate.?limit\w*|callbacks suppressed", "The driver holds messages back: events may be missing"),
     (
@@ -54,12 +54,12 @@ MLX = (
         "The adapter's firmware reports or suffers an internal error",
     ),
 )
-# What no row knows, but sounds of trouble, is shown ("other") and judged by nobody.
+# A message that no row knows but that sounds like trouble is shown ("other") and not judged.
 TROUBLE = re.compile(r"error|fail|time(?:d )?out|module event", re.I)
 
 
 def named(table: Table, message: str, beyond: int = 0) -> tuple[str, str] | None:
-    """Name and meaning of the first row of `table` that `message` fits, with words that end after `beyond`."""
+    """Name and meaning of the first row of `table` that matches `message` and ends after position `beyond`."""
     for name, says, meaning in table:
         found = re.search(says, message, re.I)
         if found and found.end() > beyond:

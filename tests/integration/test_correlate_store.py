@@ -255,7 +255,7 @@ def test_postgresql_stopped_and_started_while_two_hosts_run_it_the_same_is_said_
         run.once(one.settings, now)
     text = said.read_text()
     assert "suspect nodes" in text, "it ran"
-    assert "another host is at it" in text
+    assert "another run is active on another host" in text
     assert "cluster's record" in text, "PostgreSQL was away meanwhile"
     assert "Traceback" not in text
     told(calm, wild, exact=False)

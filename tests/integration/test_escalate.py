@@ -85,7 +85,7 @@ def test_an_admin_who_can_read_no_journal_learns_that_a_node_is_fit(lab):
     end = json.loads(out)
     assert (end["outcome"], end["rung"], end["next"], end["exit"]) == ("fit", "L3", "back", 0)
     assert "by=mail%3A%20fan%20%22noise%22" in err
-    assert ["n1: L3 is running" in err, "n1: asks for a place in the budget" in err] == [True, True]
+    assert ["n1: L3 is running" in err, "n1: waits for the budget's decision" in err] == [True, True]
     lab.until(lambda: lab.state("n1") == "IDLE", "n1 in service")
     code, out, _ = ladder(lab, "n1", user=ADMIN)
     assert [words in out for words in ("last result: L3 pass; back follows", "as root on n1")] == [True, True]
@@ -127,7 +127,7 @@ def record(lab, node):
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ("drain", "an admin has it drained: 'PSU, JD' by root"),
+        ("drain", "an admin drained it: 'PSU, JD' by root"),
         ("down", "it is DOWN: 'PSU, JD'"),
         ("fail", "FAIL"),
     ],
@@ -180,13 +180,13 @@ def test_nodes_that_can_not_be_asked_and_wrong_calls_exit_with_3_and_change_noth
     for argv, options, words in (
         (["n9"], {}, "n9 not found"),
         (["n1"], {"user": USER}, "Slurm does not let you change nodes"),
-        (["n1", "--gpu", "8"], {}, "it has no GPU 8: they are 0 to 7"),
+        (["n1", "--gpu", "8"], {}, "it has no GPU 8, only 0 to 7"),
         (["ALL"], {}, "is not the name of one node"),
-        (["n[1-2000]"], {}, "no hostlist of 1 to 1000 nodes"),
+        (["n[1-2000]"], {}, "not a hostlist of 1 to 1000 nodes"),
         (["n1", "--level", "5"], {}, "5"),
         ([], {}, "which node?"),
         (["--here"], {"user": USER}, "--here is for root"),
-        (["n2", "--here"], {"here": "n1"}, "--here is for root and for this node, n1"),
+        (["n2", "--here"], {"here": "n1"}, "--here is for root, and for this node only: n1"),
     ):
         code, out, err = escalate(lab, *argv, **options)
         assert (code, words in out + err) == (3, True), (argv, out, err)
@@ -263,7 +263,7 @@ def test_on_a_terminal_one_line_is_rewritten(lab):
     lab.until(lambda: child.poll() is not None, "the command's end", "n1")
     assert child.returncode == 0
     shown = os.read(main, 1 << 16).decode()
-    assert re.search(r"\r\x1b\[Kn1: L3 is running, \d+ s of usually 15 min, at most 35 min", shown)
+    assert re.search(r"\r\x1b\[Kn1: L3 is running, \d+ s, usually 15 min, at most 35 min", shown)
 
 
 def test_no_wait_asks_and_leaves(lab):

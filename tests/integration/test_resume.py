@@ -1,4 +1,4 @@
-"""gpuhealth resume on a real cluster: what is ours comes back, what is others' is left alone and said whose it is."""
+"""gpuhealth resume on a real cluster: our nodes come back; what others drained is left alone, and it says who did."""
 
 import os
 import subprocess
@@ -59,13 +59,13 @@ def test_an_admins_is_left_alone_and_the_command_is_told(lab, state):
 def test_slurms_own_is_told_apart_from_an_admins(lab):
     admin(lab, "n1", "state=drain", "reason=Prolog error")
     code, text = resume(lab, "n1")
-    assert (code, "Slurm has it drained: 'Prolog error'" in text) == (1, True)
+    assert (code, "Slurm drained it: 'Prolog error'" in text) == (1, True)
 
 
 def test_our_reason_with_an_admins_words_behind_it_is_an_admins(lab):
     admin(lab, "n1", "state=drain", f"reason={OURS} -- JD: leave it")
     code, text = resume(lab, "n1")
-    assert (code, "an admin has it" in text) == (1, True)
+    assert (code, "an admin drained it" in text) == (1, True)
 
 
 def test_a_node_that_is_down_besides_is_not_called_back(lab):
@@ -116,7 +116,7 @@ def test_a_resume_stands_although_the_gpu_is_still_gone(lab):
     code, text = resume(lab, "n1", here="n1", config=lab.config)
     assert code == 0
     assert "still there: nvml:lost GPU3" in text
-    assert "left alone until it is mended" in text
+    assert "do not drain it again until they are mended" in text
     lab.check("n1")
     lab.check("n1")
     assert lab.reason("n1") == ""

@@ -141,7 +141,7 @@ def test_what_is_shown_chosen_and_left_out(lab):
 def test_who_is_not_asked_and_who_has_no_right_changes_nothing(lab):
     admin(lab, "n1", "state=drain", f"reason={write(OURS)}")
     code, text = undrain(lab, "--fact", "*")
-    assert (code, "nobody to ask: --yes" in text) == (2, True)
+    assert (code, "can't ask here: --yes" in text) == (2, True)
     code, text = undrain(lab, "--yes")
     assert (code, "say which" in text) == (2, True)
     code, text = undrain(lab, "--fact", "*", "--yes", user=USER)

@@ -1,4 +1,4 @@
-"""What many unit tests begin with: enforcing settings, an empty journal, a stand-in GPU node; and no dice."""
+"""Fixtures of many unit tests: enforcing settings, an empty journal, a stand-in GPU node; and no randomness."""
 
 import os
 
@@ -11,7 +11,7 @@ from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm import control
 from tests.fakes import node
 
-# The same examples each time: what decides about a change says the same of it twice. New ones: `make soak`.
+# The same examples each time, so that a change passes or fails repeatably. For new examples: `make soak`.
 trials.register_profile("same", derandomize=True, database=None)
 trials.register_profile("new", max_examples=500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 trials.load_profile(os.environ.get("GPUHEALTH_TRIALS", "same"))
@@ -19,7 +19,7 @@ trials.load_profile(os.environ.get("GPUHEALTH_TRIALS", "same"))
 
 @pytest.fixture
 def settings(tmp_path):
-    """Everything is a fault and drains; paths below `tmp_path`, with a boot id."""
+    """Every finding is a fault and drains. Paths are below `tmp_path`, with a boot id."""
     boot = tmp_path / "proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text("boot\n")
@@ -41,5 +41,5 @@ def folder(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_slurmdbd(monkeypatch):
-    """This machine's own is never asked."""
+    """The slurmdbd of this machine is never asked."""
     monkeypatch.setattr(control, "events", lambda *_: [])

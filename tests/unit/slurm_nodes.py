@@ -1,4 +1,4 @@
-"""A stand-in for Slurm: nodes' records, changed by the orders of `control`."""
+"""A stand-in for Slurm: records of nodes, changed by the calls of `control`."""
 
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import ask, follow
@@ -12,7 +12,7 @@ L3 = ask.Request("L3", by="alice")
 
 
 class Slurm:
-    """Nodes' records, and what was ordered. `then`: what happens at each pause, one after the other."""
+    """Records of nodes, and the orders given. `then`: events for the next pauses, one at each."""
 
     def __init__(self, monkeypatch):
         self.nodes, self.orders, self.then = {}, [], []

@@ -1,4 +1,4 @@
-"""Attempts into the store: numbered, once, again when they change, with what nodes saw; drains that are not ours."""
+"""Attempts in the store: numbered, stored once, updated on change, with what nodes saw; drains that are not ours."""
 
 import itertools
 import json
@@ -32,7 +32,7 @@ def engine(settings):
 
 
 class Slurm:
-    """What accounting would answer, and what it was asked."""
+    """The answers of accounting, and the questions it got."""
 
     def __init__(self):
         self.jobs, self.events, self.asked, self.away = [], [], [], False

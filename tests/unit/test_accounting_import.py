@@ -1,4 +1,4 @@
-"""gpuhealth import: the files of replay, from accounting alone or with the cluster's record; whole or not at all."""
+"""gpuhealth import writes the files for replay, from accounting with or without the store; all of them or none."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What sacct and sacctmgr print, of four releases and with hostile names, as values."""
+"""Parsing what sacct and sacctmgr print: four releases, hostile names."""
 
 import os
 from pathlib import Path

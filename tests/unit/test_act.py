@@ -1,4 +1,4 @@
-"""What follows from faults that wait, when several programs, an admin and a kill come in between."""
+"""What happens to faults that wait, when other programs, an admin or a kill intervene."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ NOW = time.time()
 
 
 class Slurm:
-    """One node's record, what was ordered, and the holds of other nodes. A patient one: claims don't wait here."""
+    """One node's record, the orders given, and the holds of other nodes. Claims don't wait here."""
 
     def __init__(self, monkeypatch):
         self.base = "IDLE"
@@ -209,7 +209,7 @@ def test_a_hold_that_slurmctld_lost_in_a_restart_is_drained_again_once_and_it_is
 ):
     fault(journal, settings)
     assert act.act(settings, journal, "check", "n1", NOW) == "drained"
-    for outcome, word, drains in (("drained", "started anew", 2), ("nothing", "a second time", 2)):
+    for outcome, word, drains in (("drained", "slurmctld restarted", 2), ("nothing", "a second time", 2)):
         slurm.resume()
         slurm.upsince = time.time()
         held.look_at_hold(settings, journal, "n1", time.time())

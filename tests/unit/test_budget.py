@@ -1,4 +1,4 @@
-"""How many nodes may be held: each limit by itself, and who comes before whom."""
+"""How many nodes may be held: each limit by itself, and the order of claims."""
 
 import math
 

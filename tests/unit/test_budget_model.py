@@ -1,6 +1,6 @@
 """A thousand modelled nodes decide at once, against a slurmctld with delays: the real budget, the real order of calls.
 
-Time is virtual. A call leaves, is done by slurmctld at one instant, and its answer arrives later, old by then.
+Time is virtual. slurmctld carries out a call at one instant; the answer arrives later and is old by then.
 """
 
 # ruff: noqa: S311 - no secrets here
@@ -29,7 +29,7 @@ WIDE = Drain(budget=0.05, floor=2, per_hour=1.0, lost=0.05, confirmed=0.2)
 
 
 class World:
-    """Nodes with a fault each, what slurmctld knows of them, and all that is still to happen."""
+    """Nodes with one fault each, slurmctld's record of them, and all coming events."""
 
     def __init__(self, seed, kinds, drain=WIDE, *, delay=0.5, interval=60, kill=0.0, skew=0.0, back=0.0, splay=2.0):
         self.random, self.now, self.events, self.count = Random(seed), START, [], 0
@@ -55,7 +55,7 @@ class World:
         return self
 
     def check(self, node):
-        """A node's health check: again each interval while something is to do."""
+        """A node's health check, repeated each interval while there is something to do."""
         held = self.holds.get(node)
         if held and held.ours.state != "claim":
             return
@@ -84,7 +84,7 @@ class World:
         return self.random.random() ** 4 * self.delay
 
     def arrive(self, node, wanted, steps, verb):
-        """slurmctld does it, at this instant."""
+        """slurmctld carries out the call at this instant."""
         answer = self.do(node, wanted, verb)
         self.calm = self.calm if verb == "count" else self.now
         self.at(self.travel(), self.next, node, wanted, steps, answer)
@@ -152,7 +152,7 @@ def test_never_more_in_an_hour_than_that_limit_allows():
 
 
 def small(seed):
-    """A small world where all that can go wrong does."""
+    """A small world in which everything that can go wrong does."""
     dice = Random(seed)
     limits = replace(WIDE, budget=0.0, lost=0.0, confirmed=0.0, floor=dice.randint(0, 3))
     kinds = dice.choices(["new", "lost", "confirmed"], (8, 1, 1), k=dice.randint(1, 12))

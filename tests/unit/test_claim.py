@@ -1,4 +1,4 @@
-"""A claim: written, confirmed or undone; killed over it, changed under it, refused; and where a fault enters."""
+"""A claim is written, then confirmed or undone; kills, changes and refusals in between; and where a fault enters."""
 
 import time
 
@@ -19,7 +19,7 @@ CALLS = ("show_node", "holds", "drain", "set_reason", "set_text", "undrain")
 
 
 class Killed(BaseException):
-    """As by kill -9: nothing of ours runs any more."""
+    """As after kill -9: none of our programs runs."""
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def slurm(monkeypatch):
 
 
 def next_check(settings, journal, slurm):
-    """What a later check does about faults that wait and about a claim."""
+    """What a later check does with faults that wait and with a claim."""
     journal.put("put-off", None)
     if record.waiting(journal):
         drain.act(settings, journal, "check", "n1", NOW)

@@ -327,4 +327,4 @@ def test_with_hands_that_do_what_is_asked_every_climb_ends(first, settings, chan
 
 
 def test_steps_say_why_a_node_waits():
-    assert climb.due(reason("reset manual"), IDLE, Known(), TESTS) == Step("wait", why="reset is to be done by hand")
+    assert climb.due(reason("reset manual"), IDLE, Known(), TESTS) == Step("wait", why="reset must be done by hand")

@@ -126,7 +126,7 @@ def test_the_node_name_is_filled_into_paths_only(write):
 
 @pytest.mark.parametrize("name", ["..", "../x", "a/b", "a b", "-a", ".a", "a\n", "é", "$x"])
 def test_a_node_name_that_is_no_node_name_is_refused(write, name):
-    with pytest.raises(ConfigError, match="no node name"):
+    with pytest.raises(ConfigError, match="not a node name"):
         configuration.load(write(""), name)
 
 
@@ -184,7 +184,7 @@ WRONG = {
     "keeping less than policy needs": ('[journal]\nkeep = "1d"', 2, "journal.keep", "7d"),
     "command without argv": ('[[check.command]]\nname = "a"', 1, "check.command[0].argv", "missing"),
     "command not absolute": ('[[check.command]]\nname="a"\nargv=["a"]', 3, "check.command[0].argv", "looked up"),
-    "two commands of one name": (COMMAND * 2, 5, "check.command[1].name", "taken"),
+    "two commands of one name": (COMMAND * 2, 5, "check.command[1].name", "an earlier command has"),
     "command name as a path": ('[[check.command]]\nname = "a/b"\nargv = ["/a"]', 2, "check.command[0].name", "letters"),
     "policy without severity": ('[[policy]]\nfinding = "xid:1"', 1, "policy[0].severity", "missing"),
     "unknown severity": ('[[policy]]\nfinding = "xid:1"\nseverity = "bad"', 3, "policy[0].severity", "fault"),
@@ -202,8 +202,8 @@ WRONG = {
     "model without a limit": (MODEL, 1, "ladder.model[0].l4", "missing"),
     "test of no name": ('[dcgm]\nskips = ["memory_bandwith"]', 2, "dcgm.skips", '"memory_bandwidth"'),
     "level 1 left out": ('[dcgm]\nskips = ["software"]', 2, "dcgm.skips", "tests of levels 2 to 4"),
-    "parameter of no shape": ('[dcgm]\nparameters = "memory"', 2, "dcgm.parameters", "after -p"),
-    "file beside parameters": ('[dcgm]\nconfig = "/c"\nparameters = "a.b=1"', 3, "dcgm.parameters", "not read its -c"),
+    "parameter of no shape": ('[dcgm]\nparameters = "memory"', 2, "dcgm.parameters", "dcgmi -p"),
+    "file beside parameters": ('[dcgm]\nconfig = "/c"\nparameters = "a.b=1"', 3, "dcgm.parameters", "file of -c"),
     "parameter too long for pydcgm": (f'[dcgm]\nbackend = "pydcgm"\nparameters = "{LONG}"', 3, "dcgm.parameters",
                                       "a.b: pydcgm takes 99"),
     "model's parameter too long": (f'[[dcgm.model]]\ngpu = "*"\nparameters = "{LONG}{LONG}{LONG}"', 3,

@@ -1,4 +1,4 @@
-"""`gpuhealth config`: what an admin sees of the configuration."""
+"""`gpuhealth config`: what it shows of the configuration."""
 
 import json
 
@@ -67,14 +67,14 @@ def test_a_file_and_a_program_that_others_can_write_are_problems(gpuhealth, monk
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ('finding = "nvml:temprature"', "so nothing meets nvml:temprature; known: nvml:brake, "),
+        ('finding = "nvml:temprature"', "so nvml:temprature matches nothing; known: nvml:brake, "),
         ('finding = "nvml:thremal"', "did you mean nvml:thermal?"),
-        ('finding = "xxid:79"', 'no source has the name "xxid", so nothing meets it; did you mean xid:79?'),
-        ('finding = "xid:remap"', "its codes are numbers, so nothing meets xid:remap"),
+        ('finding = "xxid:79"', 'no source has the name "xxid", so this row matches nothing; did you mean xid:79?'),
+        ('finding = "xid:remap"', "its codes are numbers, so xid:remap matches nothing"),
         ('finding = "site:nmve"', "did you mean site:nvme?"),
         (
             'finding = "nvml:hot"\nwhen = { temp = 90 }',
-            'nvml:hot has no detail "temp", so nothing meets it; known: action',
+            'nvml:hot has no detail "temp", so this row matches nothing; known: action',
         ),
         ('finding = "xid:79"\nwhen = { clas = "hardware" }', "did you mean class?"),
     ],

@@ -1,4 +1,4 @@
-"""The configuration on disk: what is kept beside it, and who may be able to write it."""
+"""The configuration on disk: what is cached beside it, and who may have write access."""
 
 import marshal
 import os

@@ -1,4 +1,4 @@
-"""What verdicts and suspicion lead to: each once, within its bounds, and never over somebody else's words."""
+"""The actions for verdicts and suspicion: each only once, within its limits, and never overwriting others' text."""
 
 import contextlib
 import os

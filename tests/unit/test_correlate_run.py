@@ -1,4 +1,4 @@
-"""What is new in the store is judged once, whatever comes late or is cut short."""
+"""New records in the store are judged once, even if some come late or a run is cut short."""
 
 import json
 import os
@@ -242,7 +242,7 @@ def test_a_run_that_hangs_for_hours_is_no_success_of_those_that_find_it(given, m
     os.utime(turn, (time.time() - age,) * 2)
     done = CliRunner().invoke(main, ["correlate"], env={"GPUHEALTH_CONFIG": "/nowhere"})
     os.close(turn)
-    assert (done.exit_code, "2 h ago: it hangs" in done.output) == (code, bool(code))
+    assert (done.exit_code, "2 h ago and hangs" in done.output) == (code, bool(code))
 
 
 def test_who_finds_another_run_at_it_imports_no_database(given, monkeypatch, tmp_path):
@@ -255,7 +255,7 @@ def test_who_finds_another_run_at_it_imports_no_database(given, monkeypatch, tmp
     argv = [sys.executable, "-c", f"{script}; {check}", "correlate"]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     os.close(turn)
-    assert (done.returncode, done.stderr) == (0, "another run is at it\n")
+    assert (done.returncode, done.stderr) == (0, "another run is active\n")
 
 
 READING = {

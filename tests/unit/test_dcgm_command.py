@@ -1,4 +1,4 @@
-"""gpuhealth diag show, and the table of classes that it judges by."""
+"""gpuhealth diag show, and its table of classes."""
 
 from __future__ import annotations
 

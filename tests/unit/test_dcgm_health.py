@@ -1,4 +1,4 @@
-"""DCGM's health watches: what their report means, and all that it does not."""
+"""DCGM's health watches: what their report means, and what it does not mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs that are not on DCGM's list: what is allowed there, what a level is worth without the rest, and who says so."""
+"""GPUs that are not on DCGM's list: which tests are allowed, what a level proves without the others, who reports it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_level_passes_without_a_test_that_is_not_for_this_model(node, backend)
 def test_a_level_of_which_nothing_is_left_is_no_pass(node, backend):
     diagnosis = run(node, 2, backend, skips=("memory", "pcie"))
     assert diagnosis.outcome == "not-testable"
-    assert "no test is left of level 2: memory, pcie in skips" in diagnosis.message
+    assert "level 2 has no test left: memory, pcie in skips" in diagnosis.message
 
 
 def test_a_skip_on_one_gpu_alone_is_not_the_models(node, backend):
@@ -226,7 +226,7 @@ def test_the_doctor_says_which_level_can_not_pass_and_why(node):
     assert two[0] == "FAIL"
     assert "memory: DCGM skips it: this GPU is not on its list" in two[1]
     assert '[[dcgm.model]] gpu = "NVIDIA L40S"' in two[2]
-    assert (unknown[0], "level 3, 4 is not known" in unknown[1]) == ("skip", True)
+    assert (unknown[0], "level 3, 4 is known only after" in unknown[1]) == ("skip", True)
 
 
 def test_a_deeper_run_tells_of_the_levels_above_it(node):

@@ -1,4 +1,4 @@
-"""DCGM's documents of all versions and in all states: what they mean, and that nothing in them breaks us."""
+"""DCGM's documents in all versions and states: what they mean, and that no content breaks the parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagnostics end to end: our back ends against the stand-in host engine, one of DCGM's seconds lasting 1 ms."""
+"""Diagnostics end to end: our back ends and the stand-in host engine, where a second of DCGM lasts 1 ms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every sample of `dcgmi diag` in the corpus, with the reading that it should have."""
+"""Every sample of `dcgmi diag` in the corpus gets the expected reading."""
 
 from __future__ import annotations
 

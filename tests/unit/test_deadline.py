@@ -1,4 +1,4 @@
-"""A hook ends in its time, whatever is slow or deaf: slurmd would end it, and drain a good node."""
+"""A hook ends in time, whatever is slow or does not answer: otherwise slurmd ends it and drains a good node."""
 
 import os
 import subprocess
@@ -131,7 +131,7 @@ def test_whatever_is_slow_or_deaf_a_hook_ends_in_its_time(hook, tmp_path):
     for (slow, deaf), (done, drained) in ends.items():
         told = f"{slow} {deaf}: {done.stdout} {done.stderr}"
         assert float(done.stdout) < SECONDS + GRACE, told
-        assert "a fault of this program" not in told
+        assert "a bug of this program" not in told
         assert done.returncode == 0 or (hook == "prolog" and drained), told
         assert drained or "undecided" in told, told
         assert not (drained and slow == 60), told

@@ -1,4 +1,4 @@
-"""What the doctor says of Slurm's configuration and of a node: real output of four releases, and what goes wrong."""
+"""What the doctor says about Slurm's configuration and a node: real output of four releases, and typical mistakes."""
 
 import os
 from pathlib import Path
@@ -470,7 +470,7 @@ def test_folders_of_a_node_that_are_not_there_are_named_and_no_traceback_is_the_
     settings = Settings(paths=Paths(proc=str(tmp_path / "n7/proc"), sys=str(tmp_path), dev=str(tmp_path)))
     (line,) = look._node(settings, "n7", None)
     assert (line.level, line.check) == ("FAIL", "paths")
-    assert f"proc = {tmp_path}/n7/proc in [paths]: not there" in line.what
+    assert f"proc = {tmp_path}/n7/proc in [paths] does not exist" in line.what
     assert "--node NAME" in line.remedy
 
 

@@ -1,4 +1,4 @@
-"""What the doctor says of the ladder: each thing that would keep a drained node from proving itself."""
+"""What the doctor says about the ladder: each thing that would keep a drained node from testing itself."""
 
 import pytest
 

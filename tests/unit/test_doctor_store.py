@@ -1,4 +1,4 @@
-"""What the doctor says of the store: each thing that would keep what a node saw from arriving."""
+"""What the doctor says about the store: each thing that would keep a node's records from arriving."""
 
 import os
 from pathlib import Path

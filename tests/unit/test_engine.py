@@ -1,4 +1,4 @@
-"""The correlator as a whole: what must hold whatever the numbers are, and that its state survives being stored."""
+"""The correlator as a whole: what must hold for all constants, and that its state survives storing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes followed up the ladder through their records, and what gpuhealth-escalate says of them."""
+"""gpuhealth-escalate follows nodes up the ladder by their records: what it prints."""
 
 import json
 import sys
@@ -65,7 +65,7 @@ def ran(outcome="pass", next_="back", at=NOW, **more):
         ),
         (
             {"extra": ran("fail", "reset"), "reason": replace(FAULT, rung="reset", state="manual"), "flags": "DRAIN"},
-            *("not fit", "reset is to be done by hand"),
+            *("not fit", "reset must be done by hand"),
         ),
         ({"extra": ran("fail", "L4")}, "not fit", "L3 fail; it is in service"),
         ({"extra": ran("untested")}, "not testable", "L3 untested; it is in service"),
@@ -91,15 +91,15 @@ def test_how_it_ended_is_in_the_record(slurm, after, outcome, words):
 @pytest.mark.parametrize(
     ("node", "ours", "words"),
     [
-        ({}, replace(FAULT, state="claim"), "asks for a place"),
-        ({}, replace(FAULT, state="running"), "L3 is running, 2 min of usually 15 min, at most 35 min"),
+        ({}, replace(FAULT, state="claim"), "waits for the budget"),
+        ({}, replace(FAULT, state="running"), "L3 is running, 2 min, usually 15 min, at most 35 min"),
         ({"alloc_cpus": 4}, FAULT, "L3 waits for job 7 of bob (until 11-21 "),
         ({"flags": "DRAIN MAINTENANCE"}, FAULT, "L3 waits: MAINTENANCE: an admin is working on it"),
         ({"flags": "DRAIN NOT_RESPONDING"}, FAULT, "L3 waits: slurmd does not answer"),
         ({}, FAULT, "L3 begins when the node sees it, 2 min of at most 6 min"),
         ({"reason_time": NOW - 3600}, FAULT, "L3 has not begun: does the node's health check run?"),
         ({}, replace(FAULT, rung="L1", state="fail", next="L4"), "L4 begins"),
-        ({}, replace(FAULT, rung="L4", state="fail", next="RMA"), "a human's"),
+        ({}, replace(FAULT, rung="L4", state="fail", next="RMA"), "an admin must act"),
     ],
 )
 def test_where_it_stands_is_in_the_record(settings, slurm, node, ours, words):
@@ -217,11 +217,11 @@ def test_ctrl_c_in_the_middle_of_an_order_does_not_say_that_nothing_was_asked(sl
     monkeypatch.setattr(control, "drain", stopped)
     done = run("n1")
     assert done.exit_code == 130
-    assert "without you: n1 perhaps, its order was under way\nLook again: gpuhealth ladder n1 " in done.output
+    assert "without you: perhaps n1 (its order was being sent)\nLook again: gpuhealth ladder n1 " in done.output
 
 
 def test_level_4_asked_for_is_not_proven_by_the_level_3_that_another_asked_for(slurm, run):
     slurm.add("n1")
     slurm.then = [lambda: slurm.change("n1", flags=frozenset(), reason="", extra=ran(at=NOW + 9e7))]
     done = run("n1", "--level", "4")
-    assert (done.exit_code, "not run: not L4 as asked" in done.output) == (3, True)
+    assert (done.exit_code, "not run: L4 did not run" in done.output) == (3, True)

@@ -1,4 +1,4 @@
-"""What a request and its withdrawal do to a node, and what they leave alone."""
+"""What a request and its cancellation do to a node, and what they do not touch."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_suspect_of_the_correlator_says_so_in_its_reason(settings, slurm):
 @pytest.mark.parametrize(
     ("node", "request_", "words"),
     [
-        ({"flags": "DRAIN", "reason": "PSU, JD"}, L3, "an admin has it drained: 'PSU, JD' by root; --take-over"),
+        ({"flags": "DRAIN", "reason": "PSU, JD"}, L3, "an admin drained it: 'PSU, JD' by root; --take-over"),
         ({"base": "DOWN", "reason": "Not responding"}, L3, "it is DOWN: 'Not responding'"),
         ({"base": "DOWN", "flags": "DRAIN", "reason": "PSU"}, replace(L3, take_over=True), "it is DOWN"),
         ({"flags": "FAIL", "reason": "PSU"}, replace(L3, take_over=True), "FAIL"),
@@ -40,7 +40,7 @@ def test_a_suspect_of_the_correlator_says_so_in_its_reason(settings, slurm):
         ({"flags": "POWERED_DOWN"}, L3, "it is powered down"),
         ({"base": "FUTURE"}, L3, "its state is FUTURE"),
         ({"gres": ""}, L3, "it has no GPUs"),
-        ({"gres": "gpu:2,gpu:a100:4(S:0-1)"}, replace(L3, gpu=6), "they are 0 to 5"),
+        ({"gres": "gpu:2,gpu:a100:4(S:0-1)"}, replace(L3, gpu=6), "only 0 to 5"),
         ({"flags": "DRAIN", "reason": '"PSU"'}, replace(L3, take_over=True), "could not be put back"),
         ({"flags": "DRAIN", "reason": "PSU\n of it"}, replace(L3, take_over=True), "could not be put back"),
         ({"flags": "DRAIN", "reason": ""}, replace(L3, take_over=True), "could not be put back"),
@@ -149,7 +149,7 @@ def test_a_node_that_we_hold_is_asked_for_what_does_not_come_anyway(settings, sl
 @pytest.mark.parametrize("more", [{"rung": "L4"}, {"through": "L4"}])
 def test_level_3_under_way_is_no_answer_to_who_asked_for_level_4(settings, slurm, state, more):
     slurm.add("n1", flags="DRAIN", reason=replace(FAULT, state=state))
-    with pytest.raises(ask.Unchanged, match="L3 is under way, and less than was asked for"):
+    with pytest.raises(ask.Unchanged, match="L3 is under way, which is less than you ask for"):
         slurm.ask(settings, request=replace(L3, **more))
     assert slurm.orders == []
 
@@ -195,7 +195,7 @@ def test_a_request_is_given_back_and_a_fault_stays_drained_and_still(settings, s
         (replace(FAULT, state="claim"), "", "not confirmed yet"),
         (replace(FAULT, rung="RMA", state="fail"), "", "nothing to cancel"),
         (replace(FAULT, rung="reset", state="manual"), "", "nothing to cancel"),
-        (replace(FAULT, rung="reboot", state="running"), "REBOOT_ISSUED", "being rebooted"),
+        (replace(FAULT, rung="reboot", state="running"), "REBOOT_ISSUED", "it is rebooting"),
     ],
 )
 def test_what_can_not_be_cancelled_is_said(settings, slurm, ours, flags, words):

@@ -99,7 +99,7 @@ def test_of_an_unknown_cause_it_is_told_between_which_it_can_t_be_told(ask):
     with open_store(ask.store).begin() as db:
         judged.keep_verdict(db, DIED._replace(cause="unknown", confidence=0.45, gpu=None, masses=masses), END)
     said = ask("7").output
-    assert "What it died of can't be told: the node n1 (0.45) or the application (0.40)." in said
+    assert "The cause can't be told: the node n1 (0.45) or the application (0.40)." in said
     assert "died of unknown" not in said
 
 
@@ -115,7 +115,7 @@ def test_the_list_of_jobs_gives_a_reason_for_the_verdict_and_none_against_it(ask
 def test_a_job_that_is_not_known_is_said_with_the_reason(ask):
     done = ask("8")
     assert done.exit_code == 1
-    assert "job 8 is not in the store" in done.output
+    assert "job 8 is not in the cluster's record" in done.output
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_an_arrays_task_is_asked_for_by_its_own_number_and_that_is_said(ask):
 def test_a_log_that_would_never_end_is_refused(tmp_path, what):
     os.mkfifo(tmp_path / "fifo")
     done = CliRunner().invoke(main, ["explain", "--log", str(tmp_path / what)])
-    assert (done.exit_code, "no regular file" in done.output) == (1, True)
+    assert (done.exit_code, "not a regular file" in done.output) == (1, True)
 
 
 def test_lemons_below_what_the_store_keeps_cannot_be_asked_for_and_are_not_denied():
@@ -207,7 +207,7 @@ def test_a_lemon_that_is_held_already_is_due_for_nothing_else_and_level_2_is_nob
         ]
         judged.keep_suspicions(db, found, END)
     first, header, *rows = ask("lemons").output.splitlines()
-    assert first == "n9: in service with a fault, for the budget has no room: lost GPU1 L3"
+    assert first == "n9: in service with a fault because the budget has no room: lost GPU1 L3"
     due = header.index("DUE")
     assert [row[due:].split("  ")[0] for row in rows[:3]] == ["held: RMA", "-", "L4"]
 
@@ -216,7 +216,7 @@ def test_that_no_node_is_a_lemon_is_said_with_when_that_was_seen(ask):
     def said():
         return ask("lemons").output
 
-    assert "nor was one looked at" in said()
+    assert "but none was judged yet" in said()
     with open_store(ask.store).begin() as db:
         judged.put_cursor(db, "fleet", str(END - 9e7))
     assert f"as of {explain_job.common.utc(END - 9e7)} UTC" in said()
@@ -236,4 +236,4 @@ def test_what_is_not_installed_is_said_with_how_to_install_it(command, tmp_path)
     )
     assert (done.returncode, done.stdout) == (1, "")
     pip = f"{os.path.dirname(sys.executable)}/pip"  # the one of this installation: the system's refuses
-    assert done.stderr == f"Error: it needs sqlalchemy: {pip} install 'slurm-gpuhealth[controller]'\n"
+    assert done.stderr == f"Error: this command needs sqlalchemy: {pip} install 'slurm-gpuhealth[controller]'\n"

@@ -16,7 +16,7 @@ def test_a_node_asked_for_where_it_can_not_be_is_answered_with_where_to_look(com
     assert f"gpuhealth {command} is about the host that it runs on: run it on that node" in done.output
 
 
-@pytest.mark.parametrize(("who", "said"), [(1000, ""), (0, f"{ROOTS}; going on with defaults\n")])
+@pytest.mark.parametrize(("who", "said"), [(1000, ""), (0, f"{ROOTS}; using the defaults\n")])
 def test_that_the_configuration_is_roots_is_no_news_to_a_user(monkeypatch, capsys, who, said):
     monkeypatch.setattr(resume.os, "geteuid", lambda: who)
     resume.tell([ROOTS])

@@ -1,4 +1,4 @@
-"""The ends of the programs that Slurm starts: only a verdict gives an exit code other than 0."""
+"""How the programs that Slurm starts end: only a decision leads to an exit code other than 0."""
 
 import signal
 import subprocess
@@ -49,4 +49,4 @@ def test_who_asks_for_help_gets_it_and_nothing_is_run(program, word, tmp_path):
     done = subprocess.run([sys.executable, "-c", start, word], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")  # to run would say that there is no configuration
     assert done.stdout.startswith(f"gpuhealth-{program}: ")
-    assert "It takes no options" in done.stdout
+    assert "it takes no options" in done.stdout

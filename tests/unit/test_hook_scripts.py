@@ -1,4 +1,4 @@
-"""The scripts that Slurm runs: only a decision of ours may drain a node, and no environment is obeyed."""
+"""The scripts that Slurm runs: only our own decision may drain a node, and the environment has no effect."""
 
 import importlib
 import subprocess

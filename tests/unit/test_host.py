@@ -1,4 +1,4 @@
-"""Evidence from the host: growth, not totals; nothing that a hung file server could hold up."""
+"""Evidence from the host: growth counts, not totals; a hung file server can't delay it."""
 
 import os
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Evidence from InfiniBand: what was active is missed, what grows is told, what was never used is left alone."""
+"""Evidence from InfiniBand: lost ports and growing counters are reported, ports never used are not."""
 
 import time
 from types import SimpleNamespace

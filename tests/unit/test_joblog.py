@@ -1,4 +1,4 @@
-"""Job logs: read with the user's rights and nothing more, whatever stands there; what comes back is checked."""
+"""Job logs are read with the user's rights only, whatever they contain; the child's answer is checked."""
 
 import grp
 import json

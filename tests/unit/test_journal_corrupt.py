@@ -1,4 +1,4 @@
-"""Whatever a journal's file holds, it is opened or set aside, and the node is looked at by the next check."""
+"""Whatever a journal's file contains, it is opened or set aside, and the next check still checks the node."""
 
 import fcntl
 import os

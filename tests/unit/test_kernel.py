@@ -1,4 +1,4 @@
-"""The kernel log is read once, from a cursor: what is old is not judged again, what was lost is said."""
+"""The kernel log is read once, from a cursor: old lines are not judged again, lost lines are reported."""
 
 from __future__ import annotations
 

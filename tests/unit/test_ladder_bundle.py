@@ -1,4 +1,4 @@
-"""Rung RMA: the evidence is whole, private, and there even where half of it can't be had."""
+"""Rung RMA: the evidence is complete and private, and is written even if half of it can't be collected."""
 
 import errno
 import json

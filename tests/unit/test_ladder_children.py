@@ -1,4 +1,4 @@
-"""The worker's children, ended with a lost hold and after a kill; which tests are run, how long, what raises a rung."""
+"""The worker's children end with a lost hold and after a kill. Which tests run, for how long, what raises a rung."""
 
 import subprocess
 import time

@@ -1,4 +1,4 @@
-"""gpuhealth ladder: where nodes stand, what led there, and cancel."""
+"""gpuhealth ladder: the state of nodes, how they got there, and cancel."""
 
 import json
 
@@ -61,7 +61,7 @@ def test_a_node_of_another_is_told_with_whose_it_is_and_its_last_result(slurm, r
     last = remark.write_result("", remark.Result("L3", "pass", NOW, next="back"))
     slurm.add("n2", flags="DRAIN", reason="PSU", extra=last)
     code, text = run("n2")
-    assert (code, "an admin has it drained: 'PSU' by root" in text) == (0, True)
+    assert (code, "an admin drained it: 'PSU' by root" in text) == (0, True)
     assert "last result: L3 pass; back follows" in text
     assert "gpuhealth ladder n2, as root on n2" in text
 
@@ -102,7 +102,7 @@ def test_on_the_node_the_faults_the_decisions_and_the_rungs_are_one_story(slurm,
     ("argv", "code", "words"),
     [
         (("cancel", "n1"), 0, "n1: stays drained"),
-        (("cancel", "n2"), 1, "n2: left alone, an admin has it drained"),
+        (("cancel", "n2"), 1, "n2: left alone, an admin drained it"),
         (("cancel", "n9"), 1, "n9 not found"),
         (("cancel",), 2, "one node"),
         (("n1", "n2"), 2, "one node"),

@@ -1,4 +1,4 @@
-"""Rungs L1 to L4: which GPU is named, and what is said to be untested."""
+"""Rungs L1 to L4: which GPU is named, and what counts as untested."""
 
 import json
 import time
@@ -63,7 +63,7 @@ def test_of_gpus_that_fail_together_only_who_fails_alone_is_named(level):
 def test_gpus_that_fail_only_in_company_are_not_fit_and_none_is_named(level):
     result, _ = level([{**GOOD, "GPU-0": "fail"}, {"GPU-0": "pass"}])
     assert (result.outcome, result.gpu) == ("fail", None)
-    assert result.message == "level 3: 1 GPUs fail together, and none of them alone"
+    assert result.message == "level 3: 1 GPUs fail together, but none of them alone"
 
 
 def test_a_setting_is_nothing_against_a_gpu(level):

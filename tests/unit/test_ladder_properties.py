@@ -1,8 +1,8 @@
-"""Whatever order faults, kills and admins come in: what the ladder never does, and that it always ends.
+"""In any order of faults, kills and admins' actions: what the ladder never does, and that it always ends.
 
 A history is a list of events on three nodes. Each test run plays the same ones; `make soak` plays new ones, and what it
-finds has a test of its own here. To see it fail, break something: leave out the worker's lock, `is_still`, the budget,
-a look.
+finds becomes a test of its own here. To see it fail, break something: leave out the worker's lock, `is_still`, the
+budget, or a check.
 """
 
 import pytest
@@ -79,7 +79,7 @@ def witness(world, node, verb, text):
 
 
 def rises(world, node, was, now):
-    """The rungs of one climb only go up; from what was done by hand it begins anew."""
+    """The rungs of one climb only go up; after work done by hand the climb begins again."""
     rank = RUNGS.index(now.rung)
     by_hand = world.running[-1].name == "escalate"
     if by_hand or (was and (was.state in ("manual", "pass") or was.fact != now.fact)):
@@ -120,7 +120,7 @@ def at_rest(world):
 
 
 def is_settled(world, node):
-    """Nothing more is due, however much later."""
+    """Nothing more is due, no matter how much later."""
     ours = node.record.ours
     done = climb.Known(bundled=node.journal.one("SELECT 1 FROM step WHERE rung = 'RMA'") is not None, age=1e9)
     return climb.due(ours, node.record, done, node.settings).do == "wait" if ours else "REBOOT_ISSUED" not in node.flags
@@ -141,7 +141,7 @@ def is_overlooked(world, node):
 
 
 def comes_to_rest(world):
-    """With checks and without news every node ends somewhere."""
+    """With checks but no new events, every node reaches an end."""
     world.down_until = 0.0
     for node in world.nodes.values():
         node.blind, node.job, node.returns = False, 0, True
@@ -232,7 +232,7 @@ def ends_well(nodes, history):
 
 
 def test_a_fault_seen_while_somebody_asks_for_a_test_waits_again_when_that_claim_is_undone(nodes):
-    """Over budget, the request was undone with the fault's decision on it, and nobody asked again."""
+    """Over budget, the request and the fault's decision were undone together, and nobody asked again."""
     for step in range(10, 20):
         history = [("lost", 0, 1, 0, ""), ("lost", 1, 1, 0, ""), ("asked", 0, 1, 0, "")]
         ends_well(nodes, [*history, ("check", 1, 1, step, "asked, unsettled"), ("check", 1, 1, 0, "")])

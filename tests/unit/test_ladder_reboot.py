@@ -1,4 +1,4 @@
-"""Rung reboot: asked for once, waited for, told from one that does not come, and never one that serves untested."""
+"""Rung reboot: it is ordered once and waited for, a missing one is noticed, and no node serves untested after it."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Rung repair: the site's program, what it is told, and what its end means."""
+"""Rung repair: the site's program, its input, and the meaning of its exit."""
 
 import time
 

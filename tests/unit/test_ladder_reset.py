@@ -1,4 +1,4 @@
-"""Rung reset: what holds the driver is stopped and comes back whatever happens; each way in which a reset can fail."""
+"""Rung reset: services that hold the driver are stopped and always restarted; each way in which a reset can fail."""
 
 import os
 import time

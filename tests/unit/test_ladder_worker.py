@@ -1,4 +1,4 @@
-"""The worker on a modelled slurmctld: what becomes of a held node, whoever or whatever cuts in."""
+"""The worker on a modelled slurmctld: what happens to a held node, whoever or whatever intervenes."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Logs made to cost much: for each pattern lines of its own pieces; time grows no faster than they do."""
+"""Logs made to be expensive: for each pattern, lines of its own pieces; the time grows no faster than the lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def spent(text: str) -> float:
 
 
 def pieces(pattern: str) -> list[str]:
-    """Of a pattern its pieces, with a word of a set in the place of its name."""
+    """The pieces of a pattern, with each set's name replaced by a word of the set."""
     parts = pattern.split(" & " if " & " in pattern else " * ")
     return [PATTERNS["words"][part[1:]][0] if part[0] == "?" else part for part in parts]
 

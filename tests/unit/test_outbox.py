@@ -1,4 +1,4 @@
-"""The journal's outbox: what is new or has changed waits in it to be shipped."""
+"""The journal's outbox: new and changed records wait there to be shipped."""
 
 import marshal
 import os

@@ -1,7 +1,7 @@
-"""An admin who comes between our last look and our write: his word stands afterwards.
+"""An admin acts between our last check and our write: the admin's change stands afterwards.
 
-Slurm has no compare-and-set, and no record of a `Reason=` alone, nor of the first of two drains in one second: there,
-and at the order of a reboot, the later word stands (docs/how-it-decides.md).
+Slurm has no compare-and-set, and keeps no record of a `Reason=` alone or of the first of two drains in one second. In
+these cases, and at the order of a reboot, the later change stands (docs/how-it-decides.md).
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Our part of a node's Comment and Extra: read back whole, the site's own text kept, hostile texts harmless."""
+"""Our part of a node's Comment and Extra: it is read back whole, the site's text is kept, hostile text is harmless."""
 
 import pytest
 from hypothesis import example, given

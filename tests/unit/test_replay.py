@@ -1,4 +1,4 @@
-"""gpuhealth replay: its files in any order, what is wrong with them, and what it prints."""
+"""gpuhealth replay: files in any order, errors in them, and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may import whom: a room imports what stands below it, nothing above it, and no two files import each other."""
+"""Who may import whom: a room imports only rooms below it, and no two files import each other."""
 
 import ast
 from graphlib import CycleError, TopologicalSorter

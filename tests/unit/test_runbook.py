@@ -1,4 +1,4 @@
-"""The runbook has a word for everything that our sources can say, and that Slurm writes."""
+"""The runbook has an entry for everything that our sources can report and that Slurm writes."""
 
 import ast
 from fnmatch import fnmatchcase

@@ -1,4 +1,4 @@
-"""What a node ships to the shared directory: everything once, in order, whatever happens in between."""
+"""A node ships everything to the shared directory once and in order, whatever happens in between."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def lines(folder, name="n1.jsonl"):
 
 
 def codes(folder):
-    """Of the findings in the node's files, in their order."""
+    """The findings in the node's files, in order."""
     names = sorted(path.name for path in folder.iterdir())
     records = [record for name in names for record in lines(folder, name)]
     return [record["row"]["code"] for record in records if record["kind"] == "finding"]
@@ -123,7 +123,7 @@ def test_a_file_that_is_gone_or_shorter_is_shipped_again_from_the_journal(shared
     add(journal, "b")
     send(shared, journal)
     assert codes(folder) == ["a", "b"]
-    assert "is not what it was" in capfd.readouterr().err
+    assert "is shorter than it was" in capfd.readouterr().err
 
 
 def test_a_long_file_is_set_aside_under_a_new_name(shared, journal, folder, monkeypatch):
@@ -153,7 +153,7 @@ def test_a_store_that_is_away_is_said_once_and_nothing_is_lost(shared, journal, 
         send(shared, journal)
     said = capfd.readouterr().err
     assert said.count("No such file") == 1
-    assert "waits in the journal" in said
+    assert "wait in the journal" in said
     (folder.parent / "away").rename(folder)
     send(shared, journal)
     assert codes(folder) == ["a"]

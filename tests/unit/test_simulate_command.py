@@ -1,4 +1,4 @@
-"""gpuhealth simulate, as it is typed."""
+"""The command gpuhealth simulate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of policies: judges whose worth is known must be given their due."""
+"""The comparison of policies: judges of known quality must get the right score."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = CASES["base"]._replace(nodes=64, days=30, lemons=0.15)
 
 
 class Oracle:
-    """Says `sure` of a lemon, once it is one, and 0 of the others; turned around: the reverse."""
+    """Gives `sure` for a node that has become a lemon, and 0 for the others; turned around: the reverse."""
 
     def __init__(self, world: World, sure: float = 1.0, turned: bool = False, rung: str = "") -> None:
         self.world, self.sure, self.turned, self.rung = world, sure, turned, rung

@@ -1,4 +1,4 @@
-"""The simulated cluster: what it does must be possible, and as bad as its settings say."""
+"""The simulated cluster: its events must be possible, and as frequent as its settings say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site's own checks: hostile or broken, they say nothing about hardware that they did not mean to say."""
+"""The site's own checks: a hostile or broken check never reports a hardware fault by mistake."""
 
 import os
 from types import SimpleNamespace
@@ -55,8 +55,8 @@ def test_all_well_says_nothing(shop):
 
 
 def test_a_fault_without_a_word_is_a_fault(shop):
-    assert said(shop.look(shop.program("exit 2"))) == [("fault", "check: exit 2 without a word")]
-    assert said(shop.look(shop.program("echo []; exit 2"))) == [("fault", "check: exit 2 without a word")]
+    assert said(shop.look(shop.program("exit 2"))) == [("fault", "check: exit 2 without a message")]
+    assert said(shop.look(shop.program("echo []; exit 2"))) == [("fault", "check: exit 2 without a message")]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What may be done to a node, and what is done, against a stand-in scontrol that keeps one node's record."""
+"""What may be done to a node and what is done, with a stand-in scontrol that keeps one node's record."""
 
 import time
 from pathlib import Path

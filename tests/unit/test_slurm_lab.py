@@ -1,4 +1,4 @@
-"""The test lab ends what it started, also after a crash, and nothing else."""
+"""The test lab ends every process that it started, also after a crash, and no other."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Slurm's records read, from real output and from text made to mislead."""
+"""Parsing Slurm's records, from real output and from text that tries to mislead."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Where a batch job's output goes: names as real slurmd made them, and no more questions than needed."""
+"""Where a batch job's output goes: the names that real slurmd made, with no more calls to Slurm than needed."""
 
 import os
 

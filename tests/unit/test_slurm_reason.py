@@ -1,4 +1,4 @@
-"""Our reason: written, read back, and told from Slurm's and an admin's."""
+"""Our reason: written, read back, and distinguished from Slurm's and an admin's."""
 
 import string
 

@@ -1,4 +1,4 @@
-"""The cluster's record on the controller: taken in exactly once, whatever the nodes wrote, whenever it was killed."""
+"""The controller reads each record exactly once, whatever the nodes wrote and whenever it was killed."""
 
 import json
 import os
@@ -397,7 +397,7 @@ def test_pruning_forgets_by_age(store, shared, folder):
 def test_a_newer_store_is_refused_and_an_older_one_is_brought_up_to_date(store, shared, monkeypatch):
     with store.begin() as db:
         db.execute(schema.version.update().values(version=schema.VERSION + 1))
-    with pytest.raises(open.StoreError, match="written by a newer gpuhealth"):
+    with pytest.raises(open.StoreError, match="a newer gpuhealth has written it"):
         open.open_store(shared)
     monkeypatch.setattr(schema, "VERSION", schema.VERSION + 2)
     monkeypatch.setitem(schema.MIGRATIONS, schema.VERSION, ("ALTER TABLE node ADD COLUMN rack TEXT",))
@@ -490,7 +490,7 @@ def test_a_file_of_no_node_is_said_and_holds_up_nobody(store, shared, folder, na
     write(folder, head(1), record(1), name="n1@\udcff.jsonl")
     taken = take(store, shared)
     assert (taken.rows, [row.node for row in rows(store)]) == (2, ["n1"])
-    assert taken.trouble[0].endswith("is no node's file")
+    assert taken.trouble[0].endswith("is not a node's file")
 
 
 def test_a_count_that_no_database_can_hold_is_skipped(store, shared, folder):

@@ -86,7 +86,7 @@ class TestIncidents:
         assert p(own, 3) < 0.2 < 0.8 < p(others, 3)
 
     def test_but_they_are_no_alibi_for_it(self):
-        """A node that kills jobs at their start, and one user's array that goes on trying it."""
+        """A node that kills jobs at their start, and one user's array that keeps coming back to it."""
         six = [job(number, number / 240, f"u{number % 6}", hours=0.02) for number in range(6)]
         array = [job(10 + number, (6 + number) / 240, "u0", hours=0.02) for number in range(20)]
         assert p(after(*six, *array), 1) >= p(after(*six), 1) > 0.5

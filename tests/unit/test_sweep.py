@@ -1,4 +1,4 @@
-"""The sweep: which node tests itself when, and that it never stands in a job's way."""
+"""The sweep: which node tests itself when, and that it never delays a job."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which holds an admin means, and what the ack leaves of a node's Comment."""
+"""Which holds an undrain selects, and what the ack does to a node's Comment."""
 
 import pytest
 from click.testing import CliRunner
@@ -138,5 +138,5 @@ def test_everywhere_is_also_where_another_fact_holds_the_node_and_says_no_more_t
 
 def test_that_a_lost_gpu_is_lost_still_and_who_is_drained_next_are_said(cluster):
     told = run("--fact", "*", "--confirmed")
-    assert "broken still, as far as is known, and jobs will start there: n1 (Xid79)\n" in told
+    assert "still broken, as far as is known, and jobs will start there: n1 (Xid79)\n" in told
     assert "these are drained next: n3 (lost GPU3 L3)" in told

@@ -147,7 +147,7 @@ class TestLikelihood:
 
 
 class TestALogThatSpeaksOfHardware:
-    """Of a node whose own log says nothing of it, or says it later."""
+    """A node whose own log says nothing about it, or only later."""
 
     ECC = Reading("node", 0.85, "hardware", Cited(1, "CUDA error: uncorrectable ECC error"), fingerprint="ecc")
 

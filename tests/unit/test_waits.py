@@ -1,4 +1,4 @@
-"""A fault that the budget leaves in service is seen: on the node, and in its Extra from everywhere."""
+"""A faulty node that the budget leaves in service is visible: on the node, and from everywhere in its Extra."""
 
 import json
 import time
@@ -85,8 +85,8 @@ def test_ladder_status_and_escalate_tell_it(settings, journal, slurm, over, monk
     assert facts["over_budget"]["fault"] == "Xid79 GPU3 L3"
     status.show(facts)
     told = capsys.readouterr().out
-    assert "jobs start here, for the budget has no room: Xid79 GPU3 L3 (2 of 3 nodes are held already" in told
+    assert "because the budget has no room, and jobs start here: Xid79 GPU3 L3 (2 of 3 nodes are held already" in told
     for name in ("n1", "n2"):
         slurm.add(name, flags="DRAIN", reason=replace(FAULT, fact="row-remap"))
-    with pytest.raises(ask.Unchanged, match=r"over budget: .*; so does a fault of its own wait, Xid79 GPU3 L3"):
+    with pytest.raises(ask.Unchanged, match=r"over budget: .*; its own fault waits too, Xid79 GPU3 L3"):
         slurm.ask(settings, "n3", L3)

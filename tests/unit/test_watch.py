@@ -1,4 +1,4 @@
-"""Sources: one that breaks, one that hangs in two programs at once, and what is written down together."""
+"""Sources: one that breaks, one that hangs in two programs at once, and what is recorded together."""
 
 import os
 import subprocess

@@ -34,7 +34,7 @@ def ask(tmp_path, monkeypatch):
 
 @pytest.fixture
 def node(tmp_path):
-    """This node's journal: Xid 79 on GPU 3, and the hold that came of it."""
+    """This node's journal: Xid 79 on GPU 3, and the hold that followed."""
     state = tmp_path / "state"
     (tmp_path / "gpuhealth.toml").write_text(f'mode = "enforce"\n[paths]\nstate = "{state}"\nrun = "{tmp_path}/run"\n')
     journal = open_journal(Paths(state=str(state), run=str(tmp_path / "run")))
@@ -52,7 +52,7 @@ def test_a_reason_is_explained_where_there_is_neither_journal_nor_configuration(
     assert (code, told["owner"], told["here"]["journal"]) == (0, "us", False)
     assert told["says"] == (
         "gpuhealth drained the node: Xid79, GPU 3 (its index in nvidia-smi). DCGM level 3 comes next, then a reset of"
-        " the GPU. Since 11-20T12:03Z (month-day, UTC). Met by job 1842. Asked for by al ice."
+        " the GPU. Since 11-20T12:03Z (month-day, UTC). Seen by job 1842. Asked for by al ice."
     )
     one = told["codes"][0]
     assert (one["finding"], one["class"]) == ("xid:79", "hardware")
@@ -67,8 +67,8 @@ def test_a_reason_is_explained_where_there_is_neither_journal_nor_configuration(
 @pytest.mark.parametrize(
     ("text", "name", "now", "you"),
     [
-        ("L3 claim", "claim", "place in the budget", "Nothing"),
-        ("L3 queued", "queued", "DCGM level 3 begins when no job is left", "squeue -w n7"),
+        ("L3 claim", "claim", "the budget decides", "Nothing"),
+        ("L3 queued", "queued", "DCGM level 3 begins once no job is left", "squeue -w n7"),
         ("L4 running try=2", "running", "DCGM level 4 is running", "gpuhealth ladder cancel n7"),
         ("L3 pass", "pass", "give_back is false", "gpuhealth resume n7"),
         ("L1 fail next=L3", "fail", "DCGM level 1 did not pass; DCGM level 3 follows by itself", "Nothing yet"),
@@ -76,7 +76,7 @@ def test_a_reason_is_explained_where_there_is_neither_journal_nor_configuration(
         ("repair manual", "manual", "The site's repair waits for you", "steps below"),
         ("L3 untested", "untested", "says nothing about the GPU", "gpuhealth doctor"),
         ("L4 fail next=RMA", "end", "stays out", "gpuhealth-escalate n7"),
-        ("RMA fail", "end", "stays out", "part replaced"),
+        ("RMA fail", "end", "stays out", "part is replaced"),
     ],
 )
 def test_each_state_says_what_happens_now_and_what_is_the_readers(ask, text, name, now, you):
@@ -93,7 +93,7 @@ def test_what_no_finding_asked_for_is_told_as_a_request(ask):
     assert [one["finding"] for one in told["codes"]] == ["request:sweep"]
     assert "policy:" not in text
     _, told, text = ask("gpuhealth:asked GPU* L3 queued to=L4 boots=1 by=alice")
-    assert "Wanted as far as L4 although nothing is found. Rebooted by the ladder so often: 1." in told["says"]
+    assert "Tests were asked for up to L4, even if nothing is found. Reboots by the ladder: 1." in told["says"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_line_of_sinfo_or_scontrol_may_be_pasted_whole(ask):
 def test_a_reason_of_ours_that_somebody_has_added_to_is_an_admins(ask):
     code, told, text = ask("gpuhealth:Xid79 GPU3 L3 queued, swapped the riser, bob")
     assert (code, told["owner"]) == (0, "admin")
-    assert "Somebody has added to it" in text
+    assert "Somebody has added to this reason" in text
     assert told["codes"][0]["finding"] == "xid:79"
 
 
@@ -177,7 +177,7 @@ def test_an_xid_that_its_line_decides_shows_every_row_that_may(ask):
 
 def test_a_repetition_is_told_with_what_happens_before_it_is_reached(ask):
     assert [row["words"] for row in ask("13")[1]["codes"][0]["policy"]] == [
-        "fault, rung L3 (and L4 although it passes), seen 3 times in 7 d on one GPU by different users",
+        "fault, rung L3 (then L4 even if it passes), seen 3 times in 7 d on one GPU by different users",
         "info",
     ]
 
@@ -205,7 +205,7 @@ def test_slurms_own_reasons_are_explained_and_an_admins_are_said_not_to_be_ours(
     assert "Prolog= glob" in text
     code, told, text = ask("bad DIMM, ticket 4711")
     assert (code, told["owner"]) == (0, "admin")
-    assert "never changes or resumes it" in text
+    assert "leaves such a node alone" in text
     assert ask("NHC: check_hw_ib failed")[1]["owner"] == "admin"
 
 

@@ -87,10 +87,10 @@ def test_a_table_for_people_sends_no_control_characters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "status", "says"),
     [
-        (b"", 0, "No event"),
-        (b"hello", 0, "No event"),
+        (b"", 0, "no event"),
+        (b"hello", 0, "no event"),
         (b"\xff\xfe\n" + LINE.rstrip(), 0, "xid 31"),
-        (b"\x7fELF\0\0" + LINE, 1, "is no text"),
+        (b"\x7fELF\0\0" + LINE, 1, "is not text"),
         (b"x" * 300_000 + b"\n" + LINE, 0, "xid 31"),
     ],
 )

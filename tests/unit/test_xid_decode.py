@@ -1,4 +1,4 @@
-"""Kernel log lines of every form become the events that they are, and hostile text none."""
+"""Kernel log lines of every form become the right events; hostile text becomes none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of one look fold into the findings that an admin should see."""
+"""Events of one check are folded into the findings that an admin should see."""
 
 from __future__ import annotations
 
