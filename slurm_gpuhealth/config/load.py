@@ -92,7 +92,7 @@ def _rows(kind: str, value: Any, node: str) -> Any:
 
 # The cache stands beside the file: each configuration has its own, it needs no path that only the configuration
 # could tell, and the programs that run as root have already refused a folder that others can write. Parsing TOML
-# costs 2.5 starts of Python, reading this a hundredth; where the folder is read-only, the price is paid.
+# costs two starts of Python, reading this a hundredth; where the folder is read-only, the price is paid.
 
 
 def _key(path: str) -> tuple[Any, ...]:
