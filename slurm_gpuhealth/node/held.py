@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MEANWHILE = 2.0
 """Seconds: slurmctld's times are whole ones."""
+SETTLING = 2.0
+"""Seconds that a claim waits for its place."""
 BEFORE = 600.0
 """Seconds before a hold's beginning, by slurmctld's clock, in which its faults were decided on."""
 
@@ -121,7 +123,7 @@ def turn(settings: Settings) -> int | None:
 
     Who has it needs that long, and what a claim waits, unless slurmctld answers again and again, and each time late.
     """
-    return lock.take(settings, "slurm", time.monotonic() + 2 * settings.slurm.timeout + 2.0)
+    return lock.take(settings, "slurm", time.monotonic() + 2 * settings.slurm.timeout + SETTLING)
 
 
 def heed(journal: Journal, program: str, found: NodeRecord, now: float, job: int | None) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as trials
 
-from slurm_gpuhealth.config.settings import Paths, Row, Settings
+from slurm_gpuhealth.config.settings import Paths, Row, Settings, Slurm
 from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm import control
 from tests.fakes import node
@@ -19,12 +19,13 @@ trials.load_profile(os.environ.get("GPUHEALTH_TRIALS", "same"))
 
 @pytest.fixture
 def settings(tmp_path):
-    """Everything is a fault and drains; paths below `tmp_path`, with a boot id."""
+    """Everything is a fault and drains; paths below `tmp_path`, with a boot id; this machine's Slurm is never asked."""
     boot = tmp_path / "proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text("boot\n")
     paths = Paths(state=str(tmp_path / "s"), run=str(tmp_path / "r"), proc=str(tmp_path / "proc"))
-    return Settings(mode="enforce", paths=paths, policy=(Row("*", "fault", rung="L3"),))
+    slurm = Slurm(**dict.fromkeys(("scontrol", "sinfo", "squeue", "slurmd"), "/bin/false"))
+    return Settings(mode="enforce", paths=paths, slurm=slurm, policy=(Row("*", "fault", rung="L3"),))
 
 
 @pytest.fixture
