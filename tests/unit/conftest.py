@@ -13,7 +13,7 @@ from slurm_gpuhealth.slurm import control
 from tests.fakes import node
 
 # The same examples each time: what decides about a change says the same of it twice. New ones: `make soak`.
-trials.register_profile("same", derandomize=True, database=None)
+trials.register_profile("same", max_examples=50, derandomize=True, database=None)
 trials.register_profile("new", max_examples=500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 trials.load_profile(os.environ.get("GPUHEALTH_TRIALS", "same"))
 

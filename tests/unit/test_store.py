@@ -229,7 +229,7 @@ VALUES = st.recursive(
 )
 
 
-@trials(max_examples=200, deadline=None)
+@trials(deadline=None)
 @given(VALUES)
 def test_whatever_a_line_holds_it_is_added_or_refused(given):
     batch = records.Batch()
