@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 
 import pytest
 from hypothesis import HealthCheck
@@ -12,10 +13,18 @@ from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm import control
 from tests.fakes import node
 
+MEMORY = "/dev/shm"
+
 # The same examples each time: what decides about a change says the same of it twice. New ones: `make soak`.
 trials.register_profile("same", max_examples=50, derandomize=True, database=None)
 trials.register_profile("new", max_examples=500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 trials.load_profile(os.environ.get("GPUHEALTH_TRIALS", "same"))
+
+
+def pytest_configure():
+    """Journals and stores lie in memory where there is room: no disk is waited for each time one is written."""
+    if os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 1 << 30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 
 def pytest_collection_finish():
