@@ -3,6 +3,8 @@ PYTHON := .venv/bin/python
 SOURCES := $(shell find slurm_gpuhealth -name '*.py' -o -name '*.json' -o -name '*.toml') $(wildcard scripts/gpuhealth-*)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Empty: compiled once is enough, for tests start Python by the hundred.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test unit integration soak bench hardware lint docs clean
 
@@ -12,7 +14,7 @@ demo: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 test: lint unit integration
 
 unit: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
-	$(PYTHON) -m pytest tests/unit -n 2
+	$(PYTHON) -m pytest tests/unit -n 2 --dist worksteal
 
 # They wait far more than they work: six clusters keep two cores busy.
 integration: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
@@ -22,7 +24,7 @@ integration: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 # what `make test` does in short: scribbled journals, hostile logs, kills at random points, a wave of 200 nodes.
 soak: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 	@$(PYTHON) -m tests.soak
-	GPUHEALTH_SOAK=1 $(PYTHON) -m pytest tests/unit/test_journal_corrupt.py tests/unit/test_logs_worst.py
+	GPUHEALTH_SOAK=1 $(PYTHON) -m pytest tests/unit/test_journal_corrupt.py tests/unit/test_logs.py tests/unit/test_logs_worst.py
 	GPUHEALTH_SOAK=1 $(PYTHON) -m pytest tests/integration -n 6 -o timeout=7200 -k "killed or when_every_node_fails"
 
 bench: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1

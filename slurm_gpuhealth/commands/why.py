@@ -86,14 +86,14 @@ def explain(text: str, node: str) -> dict[str, Any]:
 def _settings(node: str) -> tuple[Settings, str]:
     """The settings in force, or the built-in policy if there is no configuration; and which of the two it is."""
     from slurm_gpuhealth.config import load as configuration
-    from slurm_gpuhealth.config.check import parse_with_lines
-    from slurm_gpuhealth.config.settings import POLICY_PATH, ConfigError, Row, Settings
+    from slurm_gpuhealth.config.check import built_in
+    from slurm_gpuhealth.config.settings import ConfigError, Row, Settings
 
     path = configuration.config_path()
     try:
         return configuration.load(path, node or None), path
     except ConfigError as error:
-        rows = tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
+        rows = tuple(Row(**row) for row in built_in())
         why_not = str(error).splitlines()[0] if os.access(path, os.R_OK) else f"no {path} that you may read here"
         return Settings(policy=rows), f"the built-in policy ({why_not})"
 

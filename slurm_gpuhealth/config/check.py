@@ -30,14 +30,25 @@ SIZE_LIMIT = 1 << 20
 
 
 def parse(path: str) -> dict[str, Any]:
-    """The checked content of `path`, with the built-in policy after the site's rows; raises ConfigError."""
-    data, _ = parse_with_lines(path)
-    built_in, _ = parse_with_lines(POLICY_PATH)
-    return {**data, "policy": data.get("policy", ()) + built_in["policy"]}
+    """The checked content of `path`, the built-in policy after the site's rows; raises ConfigError."""
+    data, _ = _checked(path)
+    return {**data, "policy": data.get("policy", ()) + built_in()}
+
+
+def built_in() -> tuple[dict[str, Any], ...]:
+    """The rows of the built-in policy."""
+    rows: tuple[dict[str, Any], ...] = _checked(POLICY_PATH)[0]["policy"]
+    return rows
 
 
 def parse_with_lines(path: str) -> tuple[dict[str, Any], dict[Path, int]]:
     """The checked content of `path` alone, and the line of each of its keys; raises ConfigError."""
+    data, text = _checked(path)
+    return data, line_numbers(text)
+
+
+def _checked(path: str) -> tuple[dict[str, Any], str]:
+    """The checked content of `path` alone, and its text; raises ConfigError."""
     text = _read(path)
     try:
         document = tomllib.loads(text)
@@ -50,11 +61,11 @@ def parse_with_lines(path: str) -> tuple[dict[str, Any], dict[Path, int]]:
     data = _table(Settings, document, (), lambda where, message: wrong.append((where, message)))
     if not wrong:
         wrong = list(compare(data))
-    lines = line_numbers(text)
     if wrong:
+        lines = line_numbers(text)  # dear: a long array is parsed anew for each of its lines
         problems = [Problem(path, line_of(lines, where), dotted(where), message) for where, message in wrong]
         raise ConfigError(sorted(problems, key=lambda one: one.line))
-    return data, lines
+    return data, text
 
 
 def _read(path: str) -> str:

@@ -93,7 +93,7 @@ def _rows(kind: str, value: Any, node: str) -> Any:
 
 
 # The cache is beside the file. So each configuration has its own cache, no key has to name its path, and the programs
-# that run as root have already refused a folder that others can write. Parsing TOML takes as long as 2.5 starts of
+# that run as root have already refused a folder that others can write. Parsing TOML takes as long as two starts of
 # Python, reading the cache a hundredth of that. If the folder is read-only, TOML is parsed each time.
 
 

@@ -57,17 +57,18 @@ def place(mine: Hold, holds: Iterable[Hold], total: int, settings: Settings, now
     others = [hold for hold in holds if hold.node != mine.node and _before(hold, mine, now)]
     limits, which, kinds = settings.drain, kind(mine.ours), [kind(hold.ours) for hold in others]
     counts = {name: kinds.count(name) for name in WORDS}
-    recent = sum(
-        now - (began(hold.ours, now) or hold.time) < 3600 for hold, one in zip(others, kinds) if one != "sweep"
-    )
     share = {"sweep": settings.sweep.budget, "lost": limits.lost, "confirmed": limits.confirmed, "new": limits.budget}
     floor = 1 if which == "sweep" else limits.floor
     if counts[which] + 1 > most(total, share[which], floor):
         return Place(False, f"{counts[which]} of {total} nodes are held already ({WORDS[which]})")
     if which != "confirmed" and counts["confirmed"] >= most(total, limits.confirmed, 2 * limits.floor):
         return Place(False, f"diagnoses have confirmed faults on {counts['confirmed']} of {total} nodes: look at them")
-    if which != "sweep" and recent + 1 > most(total, limits.per_hour, 2 * limits.floor):
-        return Place(False, f"{recent} nodes were drained in the last hour")
+    an_hour = most(total, limits.per_hour, 2 * limits.floor)
+    drained = [hold for hold, one in zip(others, kinds) if one != "sweep"]
+    if which != "sweep" and len(drained) >= an_hour:  # else it does not matter when
+        recent = sum(now - (began(hold.ours, now) or hold.time) < 3600 for hold in drained)
+        if recent >= an_hour:
+            return Place(False, f"{recent} nodes were drained in the last hour")
     return Place(True)
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MEANWHILE = 2.0
 """Seconds of tolerance: slurmctld's times are whole seconds."""
+SETTLING = 2.0
+"""Seconds that a claim waits before it counts the held nodes again."""
 BEFORE = 600.0
 """A hold's faults were decided on at most so many seconds before it began by slurmctld's clock."""
 
@@ -121,7 +123,7 @@ def turn(settings: Settings) -> int | None:
 
     The limit is the time that the holder of the lock usually needs, with a claim's wait.
     """
-    return lock.take(settings, "slurm", time.monotonic() + 2 * settings.slurm.timeout + 2.0)
+    return lock.take(settings, "slurm", time.monotonic() + 2 * settings.slurm.timeout + SETTLING)
 
 
 def heed(journal: Journal, program: str, found: NodeRecord, now: float, job: int | None) -> bool:

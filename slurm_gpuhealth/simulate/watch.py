@@ -48,14 +48,17 @@ class Watched(NamedTuple):
 
     def flags(self, threshold: float) -> Iterator[tuple[float, str]]:
         """A node starts afresh after it was flagged, as with the rivals: from then on only new evidence counts."""
+        start, limit = _odds(self.start), _odds(threshold)
         for node, looks in self.looks.items():
             if self.peaks[node] <= threshold:
                 continue
             lowest = 0.0  # since it was flagged
             for when, p, touched in looks:
+                if not lowest and (p <= threshold or not touched):  # most are
+                    continue
                 odds = _odds(p)
-                anew = _odds(self.start) * odds / lowest if lowest else odds
-                if touched and anew > _odds(threshold):
+                anew = start * odds / lowest if lowest else odds
+                if touched and anew > limit:
                     lowest = odds
                     yield when, node
                 elif lowest:

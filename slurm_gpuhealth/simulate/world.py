@@ -49,7 +49,7 @@ class World(NamedTuple):
     """Node → when it really killed a job, and whether as a lemon."""
 
     def lemon(self, node: str, time: float) -> bool:
-        return any(name(one.node) == node and one.since <= time < one.until for one in self.lemons)
+        return any(one.since <= time < one.until and name(one.node) == node for one in self.lemons)
 
 
 def name(node: int) -> str:

@@ -11,16 +11,16 @@ slurmd's list) and its place in `dcgm.order`.
 
 from __future__ import annotations
 
-import argparse
+import functools
 import json
 import os
-import random
-import shutil
-import subprocess
-import sys
-import time
-import uuid
 import zlib
+
+# What follows is imported where it is needed: tests start the programs that import this file by the thousand.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DRIVER = "580.95.05"
@@ -34,6 +34,9 @@ FREEZER = "/sys/fs/cgroup/freezer"
 
 def make_node(folder: str, name: str, gpus: int = 8, seed: int | str = 0) -> dict:
     """Make the node `name` in `folder` (what is there stays, files of ours are written anew); returns its scenario."""
+    import random
+    import uuid
+
     rng = random.Random(f"{seed}/{name}")  # noqa: S311 - numbers that stay the same, not secrets
     orders = [list(range(gpus))]
     for _ in range(3):
@@ -102,9 +105,18 @@ def nvml_lines(scenario: dict) -> str:
 
 
 def inject(folder: str | os.PathLike[str], *what: object) -> None:
-    """Put a fault into the node in `folder`: the program `inject` beside this file."""
-    argv = [os.path.join(HERE, "inject"), folder, *map(str, what)]
-    subprocess.run([sys.executable, *argv], check=True, timeout=60)
+    """Put a fault into the node in `folder`: the program `inject` beside this file, without a process of its own."""
+    _injector()([os.fspath(folder), *map(str, what)])
+
+
+@functools.cache
+def _injector() -> Callable[[list[str]], None]:
+    from importlib import machinery, util
+
+    loader = machinery.SourceFileLoader("inject", os.path.join(HERE, "inject"))
+    program = util.module_from_spec(util.spec_from_loader("inject", loader))
+    loader.exec_module(program)
+    return program.main
 
 
 def reset(gpu: dict) -> None:
@@ -124,6 +136,8 @@ def start_kernel_log(folder: str, scenario: dict) -> None:
 
 def append_kernel_log(folder: str, lines: list[tuple[int, str]]) -> None:
     """Append (level, text) as records that the kernel would print now; they follow the last one's number."""
+    import time
+
     path = os.path.join(folder, "kmsg")
     with open(path, "rb") as file:
         file.seek(max(0, os.path.getsize(path) - 65536))
@@ -136,6 +150,8 @@ def append_kernel_log(folder: str, lines: list[tuple[int, str]]) -> None:
 
 def freezer() -> str | None:
     """A cgroup v1 freezer that we may write to, mounted beside a v2 hierarchy if need be; None: there is none."""
+    import subprocess
+
     mine = "/run/gpuhealth-fake-freezer"
     for path in (FREEZER, mine):
         if os.access(os.path.join(path, "cgroup.procs"), os.W_OK):
@@ -147,6 +163,8 @@ def freezer() -> str | None:
 
 def thaw(folder: str | None = None) -> int:
     """Let the processes go that this node's (None: any) stand-in froze; a SIGKILL sent to them then ends them."""
+    import time
+
     thawed = 0
     for root in (FREEZER, "/run/gpuhealth-fake-freezer"):
         for cell in sorted(os.listdir(root)) if os.path.isdir(root) else []:
@@ -265,7 +283,9 @@ def _dev(folder: str, scenario: dict) -> None:
 
 def _stand_ins(folder: str, scenario: dict) -> None:
     """The library as a copy: two nodes' in one process would else be the same to the dynamic linker."""
-    subprocess.run(["make", "-s", "-C", os.path.join(HERE, "nvml")], check=True)
+    import shutil
+
+    _make_library()
     shutil.copyfile(os.path.join(HERE, "nvml", LIBRARY), os.path.join(folder, LIBRARY + ".new"))
     os.replace(os.path.join(folder, LIBRARY + ".new"), os.path.join(folder, LIBRARY))
     for program in ("dcgmi", "hostengine"):
@@ -278,7 +298,16 @@ def _stand_ins(folder: str, scenario: dict) -> None:
             os.symlink(os.path.join(HERE, "tools"), link)
 
 
+@functools.cache
+def _make_library() -> None:
+    import subprocess
+
+    subprocess.run(["make", "-s", "-C", os.path.join(HERE, "nvml")], check=True)
+
+
 if __name__ == "__main__":
+    import argparse
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="the node's folder, or `thaw`")
     parser.add_argument("name", nargs="?")

@@ -153,9 +153,10 @@ def test_an_admin_who_resumes_the_node_before_anyone_saw_it_drained_says_so_twic
 
 
 def test_who_finds_another_program_waiting_for_a_silent_controller_does_not_queue_behind_it_for_ever(
-    settings, journal, slurm
+    settings, journal, slurm, monkeypatch
 ):
-    settings = replace(settings, slurm=replace(settings.slurm, timeout=0.3))
+    monkeypatch.setattr(held, "SETTLING", 0.0)
+    settings = replace(settings, slurm=replace(settings.slurm, timeout=0.1))
     fault(journal, settings)
     turn = held.turn(settings)
     began = time.monotonic()

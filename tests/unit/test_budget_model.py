@@ -161,12 +161,12 @@ def small(seed):
 
 
 def test_killed_between_any_steps_and_late_never_too_many_and_always_an_end():
-    for seed in range(1000):
+    for seed in range(300):  # `make soak`: new ones
         assert not breaks(seed), seed
 
 
 def breaks(seed):
-    """What goes wrong in that small world; `make soak` looks at new ones."""
+    """What goes wrong in that small world."""
     world = small(seed)
     floor = world.settings.drain.floor
     world.run(KILLING + 2000)

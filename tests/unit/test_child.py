@@ -100,7 +100,9 @@ def frozen_group():
             time.sleep(0.05)
 
 
-def test_a_child_that_can_not_be_killed_is_left_and_known_again(frozen_group):
+def test_a_child_that_can_not_be_killed_is_left_and_known_again(frozen_group, monkeypatch):
+    monkeypatch.setattr(child, "KILL_WAIT", 0.2)
+
     def freeze() -> None:
         with open(frozen_group + "/cgroup.procs", "w") as file:
             file.write(str(os.getpid()))

@@ -276,7 +276,7 @@ def test_a_file_too_large_to_be_a_configuration_is_not_read(write):
     assert "1 MiB" in problems(write("#" * (1 << 20) + "#"))[0][2]
 
 
-@hypothesis_settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(alphabet="[]{}=\"'#.ab1\n\\ policychmd", max_size=80))
 def test_no_text_is_answered_by_anything_but_settings_or_a_config_error(write, text):
     try:

@@ -119,14 +119,14 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(JSON, st.sampled_from([None, 0, 205, 226, 222, 255, -9, 1000]), st.sampled_from([None, 1, 4]))
 def test_no_document_makes_us_fail(value, exit_code, level):
     assert parse(json.dumps({"DCGM Diagnostic": value}), exit_code, level).outcome in ORDER
     assert parse(json.dumps(value), exit_code, level, [0]).outcome != "pass" or "DCGM" in json.dumps(value)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_make_us_fail_or_pass(data):
     assert parse(data).outcome == "tool-error"

@@ -211,7 +211,7 @@ def play(nodes, history):
 
 
 @hypothesis_settings(
-    max_examples=500,
+    max_examples=200,
     derandomize=True,
     deadline=None,
     database=None,

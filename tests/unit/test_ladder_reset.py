@@ -214,7 +214,7 @@ def test_an_unsupported_reset_is_a_failure(climb, folder):
 def test_a_hung_nvidia_smi_is_ended_and_the_services_come_back(climb, folder):
     change(folder, reset="hang")
     began = time.monotonic()
-    result = rung_reset.run(with_reset(climb, timeout=2.0))
+    result = rung_reset.run(with_reset(climb, timeout=1.0))
     assert (result.outcome, "the driver hangs" in result.message) == ("fail", True)
     assert time.monotonic() - began < 60
     assert services(folder) == dict.fromkeys(HELD, "active")

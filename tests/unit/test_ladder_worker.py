@@ -4,9 +4,8 @@ import time
 
 import pytest
 
-from slurm_gpuhealth.config.check import parse_with_lines
+from slurm_gpuhealth.config.check import built_in
 from slurm_gpuhealth.config.settings import (
-    POLICY_PATH,
     Check,
     Command,
     Drain,
@@ -63,10 +62,6 @@ def checks(world, node, minutes=3, every=61):
     for _ in range(int(minutes)):
         world.pass_time(every)
         world.check(node)
-
-
-def built_in():
-    return tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
 
 
 def words(node):
@@ -192,7 +187,8 @@ def test_what_concerns_no_gpu_gets_no_deep_test_and_no_rma_and_the_node_is_back_
     world, node, settings, command
 ):
     site = Check(command=(Command("scratch", ("/bin/true",), mode="enforce"),))
-    node.settings = settings = replace(settings, policy=built_in(), check=site, repair=Repair(command=command))
+    policy = tuple(Row(**row) for row in built_in())
+    node.settings = settings = replace(settings, policy=policy, check=site, repair=Repair(command=command))
     full = Finding(time.time(), "site", "scratch", "no /scratch", None, "fault", True, details=SAYS_FAULT)
     record.keep(node.journal, settings, [full], time.time())
     checks(world, node, 8)

@@ -20,6 +20,7 @@ WORDS = [word.decode() for word in sorted(known.table().lines)]
 KIB = 1024
 MIB = 1 << 20
 LENGTHS = (8 * KIB, 64 * KIB, MIB)
+SOAK = os.environ.get("GPUHEALTH_SOAK")
 SLACK = 0.05
 """Seconds: below that a ratio says nothing."""
 
@@ -64,11 +65,13 @@ def row_name(row: dict) -> str:
 
 @pytest.mark.parametrize("row", PATTERNS["known"], ids=row_name)
 def test_every_pattern_costs_no_more_than_its_text_is_long(row: dict) -> None:
-    """All patterns, each in every way in a line of 8 KiB; of each row the dearest also in 64 KiB and 1 MiB."""
+    """All patterns, each in one of the ways (`make soak`: in every) in a line of 8 KiB; of each row the dearest also in
+    64 KiB and 1 MiB."""
     read_text("")
     costs = {}
-    for pattern in row["lines"]:
-        for how, text in against(pattern).items():
+    for number, pattern in enumerate(row["lines"]):
+        ways = list(against(pattern).items())
+        for how, text in ways if SOAK else [ways[number % len(ways)]]:
             costs[pattern, how] = spent(of(text, LENGTHS[0]))
     assert sum(costs.values()) < 0.05 * len(costs)
     pattern, how = max(costs, key=costs.__getitem__)
@@ -76,7 +79,7 @@ def test_every_pattern_costs_no_more_than_its_text_is_long(row: dict) -> None:
     for length in LENGTHS:
         took = spent(of(text, length))
         assert took < SLACK + length / MIB, (pattern, how, length)
-        if length < MIB or os.environ.get("GPUHEALTH_SOAK"):  # the same in lines
+        if length < MIB or SOAK:  # the same in lines
             lines = "\n".join([of(text, 500)] * (length // 500))
             assert spent(lines) < SLACK + 4 * length / MIB, (pattern, how, length, "lines")
 
@@ -95,9 +98,10 @@ def test_all_words_of_the_table_in_lines_of_any_width(wide: int) -> None:
     def text(length: int) -> str:
         return "\n".join(" ".join(draw.choices(WORDS, k=wide // 9)) for _ in range(length // wide))
 
-    small, large = min(spent(text(MIB // 8)) for _ in range(3)), spent(text(MIB))
+    size = MIB if SOAK or wide == 60 else MIB // 4  # most lines show best what grows with their number
+    small, large = min(spent(text(size // 8)) for _ in range(3)), spent(text(size))
     assert large < 5
-    assert large < 3 * 8 * (small + SLACK)
+    assert large < 3 * 8 * (small + SLACK * size / MIB)
 
 
 def test_errors_with_frames_of_other_ranks_before_each(tmp_path: Path) -> None:

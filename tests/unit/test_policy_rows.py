@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpuhealth.config.check import parse_with_lines
-from slurm_gpuhealth.config.settings import POLICY_PATH, Repair, Row, Settings
+from slurm_gpuhealth.config.check import built_in
+from slurm_gpuhealth.config.settings import Repair, Row, Settings
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.ladder import climb
 from slurm_gpuhealth.ladder.rungs import LADDER, Result
@@ -16,7 +16,7 @@ from slurm_gpuhealth.policy import rows, runbook
 from slurm_gpuhealth.policy.judge import match
 from slurm_gpuhealth.slurm.reason import Reason
 
-ROWS = tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
+ROWS = tuple(Row(**row) for row in built_in())
 HARDWARE = {"class": "hardware"}
 
 

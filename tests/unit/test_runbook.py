@@ -4,8 +4,8 @@ import ast
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from slurm_gpuhealth.config.check import parse_with_lines
-from slurm_gpuhealth.config.settings import POLICY_PATH, Row
+from slurm_gpuhealth.config.check import built_in
+from slurm_gpuhealth.config.settings import Row
 from slurm_gpuhealth.diagnose import parse as dcgm_parse
 from slurm_gpuhealth.diagnose import refusal
 from slurm_gpuhealth.evidence import infiniband, nvml, nvml_rules
@@ -14,7 +14,7 @@ from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.xid import catalog, words
 
 PACKAGE = Path(runbook.__file__).parents[1]
-POLICY = tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
+POLICY = tuple(Row(**row) for row in built_in())
 
 MAKERS = {"Finding": (1, 2), "_found": (None, 0), "_config": (None, 0), "_tool": (0, 1)}
 """Functions that make a finding: where in their arguments source and code stand (None: the module's own source)."""

@@ -15,7 +15,7 @@ from slurm_gpuhealth.simulate.rivals import RIVALS
 from slurm_gpuhealth.simulate.watch import watch
 from slurm_gpuhealth.simulate.world import EPOCH, World, make
 
-SMALL = CASES["base"]._replace(nodes=64, days=30, lemons=0.15)
+SMALL = CASES["base"]._replace(nodes=64, days=15, lemons=0.15)
 
 
 class Oracle:
@@ -108,6 +108,7 @@ def test_sums_over_seeds_are_sums_over_their_worlds():
     assert three.attempts > 2 * one.attempts
 
 
+@functools.cache
 def counts(seed: int) -> Counter[tuple[str, ...]]:
     return score.seed(SMALL, ("1 hard Xid",), False, seed)
 

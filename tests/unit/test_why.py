@@ -7,13 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_gpuhealth.commands.why import why
-from slurm_gpuhealth.config.check import parse_with_lines
-from slurm_gpuhealth.config.settings import POLICY_PATH, Paths, Row, Settings, Sources
+from slurm_gpuhealth.config.check import built_in
+from slurm_gpuhealth.config.settings import Paths, Row, Settings, Sources
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.node.record import keep
 
-POLICY = tuple(Row(**row) for row in parse_with_lines(POLICY_PATH)[0]["policy"])
+POLICY = tuple(Row(**row) for row in built_in())
 
 
 @pytest.fixture
