@@ -325,8 +325,10 @@ class Cluster:
         )  # fmt: skip
         admin = ["mariadb-admin", "--no-defaults", "-S", sock, "ping"]
         until(lambda: not subprocess.run(admin, env=self.env, capture_output=True).returncode, "MariaDB")
+        # The database too: with libmariadb 3.4.10 a slurmdbd that must create it ends ("null result from query").
         grant = "create user if not exists slurm@localhost identified by 'x'; grant all on *.* to slurm@localhost;"
-        self.run("mariadb", "--no-defaults", "-S", sock, "-e", grant)
+        create = "create database if not exists slurm_acct;"
+        self.run("mariadb", "--no-defaults", "-S", sock, "-e", grant + create)
         self.daemons.start("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=sock)
         until(lambda: "lab" in self._sacctmgr("add", "cluster", "lab"), "slurmdbd")
         self._sacctmgr("add", "account", "lab", "Cluster=lab")
