@@ -1,10 +1,10 @@
-# make demo | test | soak | bench | hardware | lint | docs     each does all the set-up that it needs on a fresh Debian 12, as root
+# make demo | test | soak | bench | hardware | matrix | lint | docs     each does all the set-up that it needs on a fresh Debian 12, as root
 PYTHON := .venv/bin/python
 SOURCES := $(shell find slurm_gpuhealth -name '*.py' -o -name '*.json' -o -name '*.toml') $(wildcard scripts/gpuhealth-*)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test unit integration soak bench hardware lint docs clean
+.PHONY: demo test unit integration soak bench hardware matrix lint docs clean
 
 demo: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 	@$(PYTHON) -m tests.demo
@@ -31,6 +31,11 @@ bench: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 # On a machine with an NVIDIA GPU, as root: what we read against nvidia-smi, and DCGM's levels (LEVELS=1,2 for those only).
 hardware: .venv/installed
 	@$(PYTHON) -m tests.hardware
+
+# The tests in roots of Debian's releases (ROOTS="trixie forky"), with their Slurms and Pythons. See docs/compatibility.md.
+matrix:
+	@scripts/setup debootstrap
+	@/usr/bin/python3 -m tests.matrix
 
 lint: .venv/installed
 	.venv/bin/ruff check .
