@@ -155,6 +155,11 @@ class Cluster:
         words = self.run("scontrol", "-o", "show", "job", str(job)).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
+    def until_begun(self, job: int) -> None:
+        """Wait for the word `begun` of the script itself: Slurm says RUNNING as soon as the prolog begins."""
+        out = self.lab / "out" / str(job)
+        until(lambda: out.exists() and "begun" in out.read_text(), f"the script of job {job}")
+
     def output(self, job: int) -> str:
         return (self.lab / "out" / str(job)).read_text()
 

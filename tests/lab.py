@@ -131,11 +131,22 @@ class Lab(Cluster):
 
     def inject(self, node: str, *what: object) -> None:
         """`tests/fakes/inject NODE FAULT ...`, once no check runs there that has read an earlier configuration."""
+        self._newly_configured(node)
+        self.touched.add(node)
+        fakes.inject(self.lab / "nodes" / node, *what)
+
+    @contextlib.contextmanager
+    def unchecked(self, node: str) -> Iterator[None]:
+        """No health check runs on the node: its next fault is the prolog's to find, or the epilog's."""
+        self._newly_configured(node)
+        with (self.lab / f"nodes/{node}/run/check.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _newly_configured(self, node: str) -> None:
         if node in self.stale:
             self.check(node)
             self.stale.discard(node)
-        self.touched.add(node)
-        fakes.inject(self.lab / "nodes" / node, *what)
 
     def heal(self) -> None:
         """Every node healthy, in service, without a past or a job, and checked."""

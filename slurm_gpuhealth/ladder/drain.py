@@ -139,7 +139,8 @@ def _try(
     wanted = entry.reason(settings, journal, before, worst, now, job)
     if ours and entry.is_higher(wanted, ours):
         higher = replace(wanted, since=ours.since, by=ours.by, to=ours.to, boots=max(wanted.boots, ours.boots))
-        higher = replace(higher, done=ours.done)
+        if len({ours.gpu, wanted.gpu, None}) < 3:  # what hands have done to one GPU is not done to another
+            higher = replace(higher, done=ours.done)
         return _became(hold.reword(settings.slurm, before.name, higher), higher, now)
     if plan.action in ("ours", "leave"):
         return _became(hold.Change(plan, before, before, done=bool(ours)), wanted, now)

@@ -8,8 +8,6 @@ from slurm_gpuhealth.ladder.rungs import Result
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from slurm_gpuhealth.ladder.rungs import Climb
 
 VALUE = 1000
@@ -45,19 +43,19 @@ def run(climb: Climb) -> Result:
 
 def _environment(climb: Climb) -> dict[str, str]:
     """What it is for. Parts of it come from devices and users: one printable line each."""
+    from slurm_gpuhealth.findings import Gpu
     from slurm_gpuhealth.ladder import state
 
     ours = climb.ours
-    known: list[dict[str, Any]] = climb.journal.get("gpus", [])
-    gpu = next((one for one in known if ours.gpu is not None and one["index"] == ours.gpu), {})
+    gpu = state.blamed(climb.journal, ours) or Gpu()
     worst = next(iter(state.faults(climb.journal, climb.since)), None)
     values = {
         "NODE": climb.node,
         "FACT": ours.fact,
         "GPU": ours.gpu,
-        "PCI": gpu.get("pci"),
-        "UUID": gpu.get("uuid"),
-        "SERIAL": gpu.get("serial"),
+        "PCI": gpu.pci,
+        "UUID": gpu.uuid,
+        "SERIAL": gpu.serial,
         "JOB": ours.job,
         "MESSAGE": worst.message if worst else "",
     }

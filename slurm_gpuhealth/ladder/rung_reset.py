@@ -103,7 +103,8 @@ def _which(climb: Climb) -> list[str]:
         return []
     open_ = record.select(climb.journal, "rung = 'reset' AND severity = 'fault' AND cleared IS NULL AND seen >= ?", 0.0)
     wanted = {one.finding.gpu.pci for one in open_ if one.finding.standing and one.finding.gpu}
-    wanted |= {gpu["pci"] for gpu in known if gpu["index"] == climb.ours.gpu}
+    blamed = state.blamed(climb.journal, climb.ours)
+    wanted.add(blamed.pci if blamed else None)
     return sorted(f"{pci}.0" for pci in wanted if pci)
 
 

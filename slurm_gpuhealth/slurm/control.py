@@ -281,7 +281,7 @@ def _ask(slurm: settings.Slurm, *argv: str, streams: int = 1) -> str:
     out, err = (data.decode("utf-8", "backslashreplace") for data in (done.stdout, done.stderr))
     if done.timed_out or done.rc is None:
         said = f": {err.strip()}" if err.strip() else ""
-        raise ControllerDown(f"{what}: no answer in {slurm.timeout:g} s{said}")
+        raise ControllerDown(f"{what}: no answer in {min(slurm.timeout, round(done.seconds, 1)):g} s{said}")
     if done.rc in (126, 127) and err.startswith(f"{argv[0]}: "):
         raise NoProgram(f"{err}: set its path in the table [slurm] of gpuhealth.toml")
     if done.rc:

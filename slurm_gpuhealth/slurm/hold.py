@@ -60,6 +60,9 @@ LEFT_ALONE = {
     "FAIL": "it is set to FAIL, which is an admin's doing",
 }
 
+PAUSES = (0.2, 0.6, 1.2, 0.0)
+"""Seconds between looks at slurmdbd. slurmctld tells it in its own time: it has the end of a hold that we ended."""
+
 
 @frozen
 class Plan:
@@ -186,12 +189,7 @@ def put_back(
 ) -> list[NodeRecord]:
     """The records `after` our order, with what others said between it and `before` put back."""
     names = [one.name for one in after]
-    for pause in (
-        0.2,
-        0.6,
-        1.2,
-        0.0,
-    ):  # slurmctld tells slurmdbd in its own time: an end that we made is seen there first
+    for pause in PAUSES:
         events = control.events(slurm, names) if names else []
         last = {one.node: one for one in events}
         if text or not any(one.end == 0.0 for one in last.values()):

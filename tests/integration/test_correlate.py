@@ -29,6 +29,8 @@ forward({})
 END
 """
 ECC = "echo 'RuntimeError: CUDA error: uncorrectable ECC error encountered'; exit 1"
+TOLD = "echo begun; until test -e {lab}/out/$SLURM_JOB_ID.go; do sleep 0.2; done; exit 1"
+"""It fails when told to."""
 LARGE = """python3 -c "b'x' * (300 << 20)" """
 OTHER, THIRD = "news", "man"
 """The second and the third user."""
@@ -87,10 +89,9 @@ def drained(lab):
     return {name for name in lab.names if "DRAIN" in lab.state(name)}
 
 
-def begun(lab, job):
-    """Wait for the script itself: Slurm says RUNNING when the prolog begins, which would find the fault."""
-    out = lab.lab / "out" / str(job)
-    until(lambda: out.exists() and "begun" in out.read_text(), f"job {job} begun")
+def told(lab, job):
+    """Let the job's script (TOLD) go on."""
+    (lab.lab / f"out/{job}.go").touch()
 
 
 def ended(lab, job, states="FAILED"):
@@ -113,9 +114,11 @@ def test_a_bug_follows_its_user_over_the_nodes_and_the_nodes_are_left_alone(lab)
 def test_a_bad_node_that_kills_the_jobs_of_both_users_is_found_tested_and_the_others_untouched(lab):
     jobs = []
     for user in ("games", OTHER):
-        job = lab.submit("echo begun; sleep 8; exit 1", user=user, gres="gpu:8", nodelist="n2", job_name=f"{user}-run")
-        begun(lab, job)
+        script = TOLD.format(lab=lab.lab)
+        job = lab.submit(script, user=user, gres="gpu:8", nodelist="n2", job_name=f"{user}-run")
+        lab.until_begun(job)
         lab.inject("n2", "xid", 119, "--gpu", 3)
+        told(lab, job)
         jobs.append(ended(lab, job))
         lab.until_reason("n2", "gpuhealth:Xid119 GPU3")
         lab.check("n2")
@@ -144,7 +147,7 @@ def test_of_a_job_on_two_nodes_one_died_and_the_job_succeeds_elsewhere(lab):
     """The slurmd of n5 is killed: Slurm ends the job as NODE_FAIL and puts it back into the queue."""
     script = "test $SLURM_RESTART_COUNT && exit 0; echo begun; sleep 600"
     job = lab.submit(script, gres="gpu:1", nodes=2, nodelist="n4,n5", requeue=True)
-    begun(lab, job)
+    lab.until_begun(job)
     lab.stop_node("n5", signal.SIGKILL)
     try:
         until(lambda: "DOWN" in lab.state("n5"), "n5 down")
@@ -169,11 +172,11 @@ def test_what_its_user_or_the_time_limit_ended_is_nobodys_fault(lab):
 
 
 def test_a_job_that_died_of_its_node_is_put_back_and_ends_well_elsewhere(lab):
-    job = lab.submit(
-        "test $SLURM_RESTART_COUNT && exit 0; echo begun; sleep 6; exit 1", gres="gpu:8", nodes=1, exclude="n2,n3,n4,n5"
-    )
-    begun(lab, job)
+    script = f"test $SLURM_RESTART_COUNT && exit 0; {TOLD.format(lab=lab.lab)}"
+    job = lab.submit(script, gres="gpu:8", nodes=1, exclude="n2,n3,n4,n5")
+    lab.until_begun(job)
     lab.inject("n1", "xid", 79, "--gpu", 5)
+    told(lab, job)
     ended(lab, job)
     lab.run("scontrol", "update", f"JobId={job}", "ExcNodeList=", check=False)
 

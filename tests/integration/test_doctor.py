@@ -8,7 +8,7 @@ import time
 
 from slurm_gpuhealth.config import load as configuration
 from tests.cluster import USER
-from tests.daemons import until
+from tests.daemons import PATIENCE, until
 from tests.lab import BIN, ROOT
 
 LAB = {"nodes": 2, "dbd": False, "floor": 2, "poll": "300s"}
@@ -20,7 +20,7 @@ def doctor(lab, node="n1", config=None, **options):
     """Exit code, and level, text and remedy by check (the last line of each)."""
     env = {**lab.env, "GPUHEALTH_CONFIG": str(config or lab.config)}
     argv = [str(BIN / "gpuhealth"), "--node", node, "doctor", "--json"]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, **options)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE, **options)
     assert done.returncode in (0, 1), done.stderr
     found = json.loads(done.stdout)
     assert found["ok"] == (done.returncode == 0)

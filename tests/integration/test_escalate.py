@@ -11,6 +11,7 @@ import pytest
 
 from slurm_gpuhealth.slurm.reason import Reason, write
 from tests.cluster import USER
+from tests.daemons import PATIENCE
 from tests.fakes import node as fakes
 from tests.lab import BIN
 
@@ -78,6 +79,7 @@ def update(lab, node, *words):
 
 
 def test_an_admin_who_can_read_no_journal_learns_that_a_node_is_fit(lab):
+    scale(lab, "n1", 0.01)
     code, out, err = escalate(lab, "n1", "--json", "--reason", 'fan "noise"', user=ADMIN)
     assert code == 0, out + err
     end = json.loads(out)
@@ -90,8 +92,8 @@ def test_an_admin_who_can_read_no_journal_learns_that_a_node_is_fit(lab):
 
 
 def test_a_busy_node_is_waited_for_and_its_job_ends_as_it_would(lab):
-    job = lab.submit("sleep 12", gres="gpu:1", nodelist="n1", time=5)
-    lab.wait(job, "RUNNING")
+    job = lab.submit("echo begun; sleep 20", gres="gpu:1", nodelist="n1", time=5)
+    lab.until_begun(job)
     code, out, err = escalate(lab, "n1", "--through", "4")
     assert f"L3 waits for job {job} of {USER} (until " in err
     assert "L3 pass; L4 follows" in err
@@ -217,7 +219,7 @@ def test_ctrl_c_leaves_the_ladder_at_it_and_cancel_ends_it(lab):
     lab.until(lambda: "L3 is running" in (child.stderr.readline() or "L3 is running"), "that it is followed")
     code, out, _ = ladder(lab, "cancel", "n1")
     assert (code, "n1: given back (was 'gpuhealth:asked GPU* L3 running" in out) == (0, True)
-    assert child.wait(30) == 3
+    assert child.wait(PATIENCE) == 3
     lab.until(lambda: lab.rows("n1", "SELECT 1 FROM step WHERE outcome = 'cancelled'"), "the worker's end")
     assert lab.state("n1") == "IDLE"
 
@@ -240,23 +242,26 @@ def test_here_it_begins_at_once(lab):
     began = time.time()
     code, out, err = escalate(lab, "--here", "--level", "4", "--gpu", "3", config=lab.config, here="n1")
     assert (code, "n1: fit: L4 pass" in out) == (0, True)
-    assert time.time() - began < 60, err
+    assert time.time() - began < PATIENCE, err
     assert "GPU3 L4 claim" in err
 
 
 def test_killed_over_its_request_the_node_goes_on_alone(lab):
+    scale(lab, "n1", 0.02)
     child = start(lab, "n1")
-    lab.until(lambda: "L3 claim" in lab.reason("n1"), "the claim")
+    lab.until(lambda: "gpuhealth:asked" in lab.reason("n1"), "the request")
     child.kill()
     child.communicate()
     lab.until(lambda: "L3 pass" in lab.node("n1") and lab.state("n1") == "IDLE", "n1 tested and back")
 
 
 def test_on_a_terminal_one_line_is_rewritten(lab):
+    scale(lab, "n1", 0.01)
     main, terminal = os.openpty()
     child = start(lab, "n1", stderr=terminal)
     os.close(terminal)
-    assert child.wait(120) == 0
+    lab.until(lambda: child.poll() is not None, "the command's end", "n1")
+    assert child.returncode == 0
     shown = os.read(main, 1 << 16).decode()
     assert re.search(r"\r\x1b\[Kn1: L3 is running, \d+ s of usually 15 min, at most 35 min", shown)
 

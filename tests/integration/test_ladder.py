@@ -71,7 +71,6 @@ def worker(lab, node):
 def test_a_fault_that_level_3_does_not_confirm_ends_in_service_again(lab):
     fault(lab, "n1")
     lab.until_reason("n1", "gpuhealth:Xid119 GPU3 L3")
-    lab.until_reason("n1", "L3 running")
     until_back(lab, "n1")
     assert steps(lab, "n1") == [("L3", "pass", "back")]
     found = result(lab, "n1")
@@ -156,6 +155,7 @@ def test_an_admin_who_takes_the_node_over_in_mid_rung_keeps_it(lab, words):
 
 
 def test_with_the_controller_down_in_mid_rung_the_result_waits_for_it(lab):
+    scale(lab, "n1", 0.02)
     fault(lab, "n1")
     lab.until_reason("n1", "L3 running")
     lab.until(lambda: lab.journal("n1", "ladder-child"), "a diagnostic that runs")
@@ -180,8 +180,8 @@ def test_slurmd_restarted_in_mid_rung_changes_nothing(lab):
 
 
 def test_a_job_on_the_node_ends_first(lab):
-    job = lab.submit("sleep 600", gres="gpu:1", nodelist="n1")
-    lab.wait(job, "RUNNING")
+    job = lab.submit("echo begun; sleep 600", gres="gpu:1", nodelist="n1")
+    lab.until_begun(job)
     fault(lab, "n1")
     lab.until_reason("n1", "L3 queued")
     lab.check("n1")

@@ -141,9 +141,10 @@ def test_level_2_after_a_failed_job_drains_the_node_with_the_test_and_the_gpu(la
 
 
 def test_a_job_that_is_not_to_be_requeued_is_not_lost_either(lab):
-    lab.inject("n2", "xid", 79, "--gpu", 3)
-    job = lab.submit("echo ran on $SLURMD_NODENAME", gres="gpu:8", exclude="n1,n3", no_requeue=True)
-    lab.until_reason("n2", "gpuhealth:Xid79 GPU3")
+    with lab.unchecked("n2"):
+        lab.inject("n2", "xid", 79, "--gpu", 3)
+        job = lab.submit("echo ran on $SLURMD_NODENAME", gres="gpu:8", exclude="n1,n3", no_requeue=True)
+        lab.until_reason("n2", "gpuhealth:Xid79 GPU3")
     lab.wait(job, "COMPLETED")
     assert (lab.output(job), lab.job(job)["Requeue"]) == ("ran on n4\n", "0")
     ended = "SELECT outcome FROM job WHERE job = ? AND ended IS NOT NULL"
@@ -152,8 +153,9 @@ def test_a_job_that_is_not_to_be_requeued_is_not_lost_either(lab):
 
 
 def test_a_job_that_is_no_batch_job_is_moved_on_by_slurm_and_our_reason_stays(lab):
-    lab.inject("n2", "xid", 79, "--gpu", 3)
-    said = lab.run("srun", "-w", "n2", "--gres=gpu:8", "hostname", check=False)
+    with lab.unchecked("n2"):
+        lab.inject("n2", "xid", 79, "--gpu", 3)
+        said = lab.run("srun", "-w", "n2", "--gres=gpu:8", "hostname", check=False)
     assert said == ""
     assert lab.until_reason("n2", "gpuhealth:").startswith("gpuhealth:Xid79 GPU3")
     lab.run("scontrol", "update", "NodeName=n2", "State=RESUME")
@@ -354,7 +356,7 @@ def test_low_bandwidth_beside_another_job_is_tested_again_when_the_node_is_idle(
 def test_cancelled_and_timed_out_jobs_are_told_apart_when_slurm_may_be_asked(lab):
     lab.configure("[epilog]\nask_slurm = true\n")
     cancelled = lab.submit("echo begun; sleep 60", gres="gpu:1", nodelist="n1")
-    until(lambda: (out := lab.lab / f"out/{cancelled}").exists() and "begun" in out.read_text(), "its script")
+    lab.until_begun(cancelled)
     lab.run("scancel", str(cancelled))
     ended = "SELECT outcome FROM job WHERE job = ? AND ended IS NOT NULL"
     assert lab.until(lambda: lab.rows("n1", ended, cancelled), "the end") == [("cancelled",)]

@@ -10,6 +10,7 @@ import pytest
 from slurm_gpuhealth.slurm import reason, remark
 from slurm_gpuhealth.slurm.reason import Reason, write
 from tests.cluster import USER
+from tests.daemons import PATIENCE
 from tests.lab import BIN
 
 NODES = 8
@@ -40,7 +41,7 @@ def undrain(lab, *words, config="/nowhere", stdin="", **options):
     """Exit code and all that it says, as on a login node."""
     env = {**lab.env, "GPUHEALTH_CONFIG": str(config), "COLUMNS": "200"}
     argv = [str(BIN / "gpuhealth"), "--node", "login1", "undrain", *words]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, input=stdin, **options)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=PATIENCE, input=stdin, **options)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout + done.stderr
 

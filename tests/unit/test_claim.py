@@ -315,6 +315,17 @@ def test_a_higher_fault_raises_a_hold_and_keeps_who_asked_and_since_but_not_a_ru
     assert reason.parse(slurm.reason).state == "running"
 
 
+@pytest.mark.parametrize(("gpu", "done"), [(3, "reset"), (5, ""), (None, "reset")])
+def test_what_was_done_by_hand_counts_for_that_gpu_alone(settings, journal, slurm, gpu, done):
+    slurm.drain(None, "n1", Reason("row-remap", gpu, "L3", "queued", done="reset", by="alice"))
+    worse = replace(settings, policy=(replace(settings.policy[0], rung="reboot"),))
+    found = Finding(NOW, "xid", "48", "", Gpu("GPU-3", "0000:5d:00", 3, "1652"), "fault")
+    record.keep(journal, worse, [found], NOW)
+    drain.act(worse, journal, "check", "n1", NOW)
+    ours = reason.parse(slurm.reason)
+    assert (ours.fact, ours.gpu, ours.rung, ours.done) == ("Xid48", 3, "reboot", done)
+
+
 def test_checks_spread_their_claims_and_prologs_do_not(settings, journal, slurm, monkeypatch):
     slept = []
     monkeypatch.setattr(time, "sleep", slept.append)

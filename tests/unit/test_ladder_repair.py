@@ -59,6 +59,17 @@ def test_it_is_told_what_for_in_one_printable_line_each_and_nothing_else(climb, 
     ]
 
 
+def test_after_a_boot_without_the_gpu_its_neighbour_that_now_has_its_number_is_not_named(
+    climb, journal, settings, tmp_path
+):
+    gpu = Gpu("GPU-3", "0000:5d:00", 3, "1652")
+    record.keep(journal, settings, [Finding(time.time(), "xid", "79", "off the bus", gpu, "fault")], time.time())
+    journal.put("gpus", [{**KNOWN, "uuid": "GPU-4", "pci": "0000:8c:00", "serial": "1653"}])
+    rung_repair.run(climb(f"/usr/bin/env >{tmp_path}/out"))
+    told = (tmp_path / "out").read_text().splitlines()
+    assert {"GPUHEALTH_PCI=0000:5d:00", "GPUHEALTH_UUID=GPU-3", "GPUHEALTH_SERIAL=1652"} <= set(told)
+
+
 def test_what_says_no_is_a_failure_with_its_first_line(climb, tmp_path):
     result = rung_repair.run(climb("echo; echo 'ticket 4711 opened' >&2; exit 3"))
     assert result == Result("fail", f"{tmp_path}/mend: exit 3: ticket 4711 opened")

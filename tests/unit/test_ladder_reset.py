@@ -6,11 +6,12 @@ import time
 import pytest
 
 from slurm_gpuhealth.config.settings import Nvml, Paths, Reset, Settings, Slurm
+from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.hooks import check
 from slurm_gpuhealth.ladder import rung_reset, rung_test, state
 from slurm_gpuhealth.ladder.rungs import Climb, HoldLost, Result
-from slurm_gpuhealth.node import identity, lock, watch
+from slurm_gpuhealth.node import identity, lock, record, watch
 from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm.reason import Reason
 from tests.fakes import node
@@ -64,6 +65,17 @@ def test_only_the_gpu_that_needs_it_is_reset(climb, folder):
     node.inject(folder, "row-remap-pending", "--gpu", 5)
     rung_reset.run(climb)
     assert (pending(folder, 3), pending(folder, 5)) == (False, True)
+
+
+def test_after_a_boot_without_the_gpu_its_neighbour_that_now_has_its_number_is_not_reset(climb, folder):
+    known = climb.journal.get("gpus")
+    lost = known[5]
+    gpu = Gpu(lost["uuid"], lost["pci"], lost["index"], lost["serial"])
+    enforced = replace(climb.settings, mode="enforce")
+    record.keep(climb.journal, enforced, [Finding(time.time(), "xid", "119", "gone", gpu, "fault")], time.time())
+    climb.journal.put("gpus", known[:5] + [{**gpu, "index": gpu["index"] - 1} for gpu in known[6:]])
+    after = rung_reset._which(replace(climb, ours=Reason("Xid119", 5, "reset", "running")))
+    assert after == [f"{lost['pci']}.0"]
 
 
 def test_of_a_model_before_ampere_all_are_reset(climb, folder):

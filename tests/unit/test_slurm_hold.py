@@ -1,7 +1,10 @@
 """What may be done to a node, and what is done, against a stand-in scontrol that keeps one node's record."""
 
+import time
+
 import pytest
 
+from slurm_gpuhealth import deadline
 from slurm_gpuhealth.config import settings
 from slurm_gpuhealth.slurm import control, hold
 from slurm_gpuhealth.slurm.node import Event, NodeRecord
@@ -211,6 +214,12 @@ def slurm_that(tmp_path, script, **more):
 def test_a_scontrol_that_hangs_is_a_silent_controller(tmp_path):
     with pytest.raises(control.ControllerDown, match=r"no answer in 0\.2 s"):
         control.show_node(slurm_that(tmp_path, "exec sleep 60", timeout=0.2), "n1")
+
+
+def test_a_hook_that_had_less_time_left_says_how_long_it_waited(tmp_path, monkeypatch):
+    monkeypatch.setattr(deadline, "ends", time.monotonic() + 1.5)
+    with pytest.raises(control.ControllerDown, match=r"no answer in (0|1)(\.\d)? s"):
+        control.show_node(slurm_that(tmp_path, "exec sleep 60", timeout=10.0), "n1")
 
 
 def test_a_controller_that_is_away_is_told_from_a_refusal(tmp_path):
