@@ -172,8 +172,10 @@ class Cluster:
         return self.node(name).partition(" State=")[2].split()[0]
 
     def reason(self, name: str) -> str:
-        text = self.run("sinfo", "-h", "-N", "-n", name, "-o", "%E").partition("\n")[0]
-        return "" if text == "none" else text
+        state, _, text = self.run("sinfo", "-h", "-N", "-n", name, "-o", "%T|%E").partition("\n")[0].partition("|")
+        return (
+            "" if text == "none" or state.rstrip("*") in ("idle", "mixed", "allocated") else text
+        )  # 24.11 may keep it
 
     def sacct(self, job: int, fields: str = "JobID,State,ExitCode,DerivedExitCode,NodeList") -> list[list[str]]:
         """Rows of the job itself, requeued attempts included, once accounting has them."""

@@ -246,7 +246,7 @@ def holds(slurm: settings.Slurm, group: str = "", name: str = "") -> tuple[list[
     Refused when the node `name` is not one of them: no limit would hold for it.
     """
     which = ["-n", group] if group else []
-    text = _ask(slurm, slurm.sinfo, "-h", "-a", "-N", "-o", "%N|%G|%H|%E", *which)
+    text = _ask(slurm, slurm.sinfo, "-h", "-a", "-N", "-o", "%N|%G|%H|%T|%E", *which)
     try:
         return records.parse_holds(text, every=bool(group), one=name)
     except ValueError as error:
