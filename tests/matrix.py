@@ -127,7 +127,7 @@ def version(root, program):
 
 def counts(text):
     """pytest's last line, "2 failed, 190 passed in 91.25s", as "190 passed 2 failed"."""
-    lines = re.findall(r"^(\d+ [a-z].*) in [\d.]+s\b", text, re.MULTILINE)
+    lines = re.findall(r"^(?:=+ )?(\d+ [a-z].*) in [\d.]+s\b", text, re.MULTILINE)
     words = [word for word in (lines or ["broke off"])[-1].split(", ") if "warning" not in word]
     return " ".join(sorted(words, key=lambda word: "passed" not in word))
 
