@@ -19,7 +19,7 @@ import time
 
 from slurm_gpuhealth.frozen import frozen, replace
 from slurm_gpuhealth.node import decisions, record
-from slurm_gpuhealth.node.held import follow_hold, heed, turn
+from slurm_gpuhealth.node.held import follow_hold, heed, show, turn
 from slurm_gpuhealth.policy import judge
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control, hold, reason
@@ -90,7 +90,7 @@ def _decide(settings: Settings, journal: Journal, program: str, node: str, now: 
         return "nothing"
     was = ""
     try:
-        before = control.show_node(settings.slurm, node)
+        before = show(settings, journal, node)
         was = before.reason
         if journal.get("hold") and not before.ours:
             follow_hold(settings, journal, before, now)

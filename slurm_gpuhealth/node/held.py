@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MEANWHILE = 2.0
 """Seconds: slurmctld's times are whole ones."""
+REGISTERED = ("gres/", "Low ")
+"""How Slurm's reason begins where slurmd has less than is configured."""
 BEFORE = 600.0
 """Seconds before a hold's beginning, by slurmctld's clock, in which its faults were decided on."""
 
@@ -28,7 +30,7 @@ def look_at_hold(settings: Settings, journal: Journal, node: str, now: float) ->
     """Read the node's record and take note of what became of our hold; None, said, when Slurm gives no answer."""
     lane = turn(settings)
     try:
-        found = control.show_node(settings.slurm, node)
+        found = show(settings, journal, node)
         if lane is not None:  # else what we read may be older than what another program of ours is doing
             follow_hold(settings, journal, found, now)
             heed(journal, "check", found, now, None)
@@ -39,6 +41,26 @@ def look_at_hold(settings: Settings, journal: Journal, node: str, now: float) ->
     finally:
         if lane is not None:
             os.close(lane)
+
+
+def show(settings: Settings, journal: Journal, node: str) -> NodeRecord:
+    """The node's record, with our reason put back where Slurm has written over it. Raises control.SlurmError.
+
+    From 24.11 on it does so each time that slurmd registers with fewer GPUs than configured. An admin's resume looks
+    the same where Slurm then drains the node again at once: it was never in service.
+    """
+    found, kept = control.show_node(settings.slurm, node), journal.get("hold")
+    if not kept or found.owner != "slurm" or not found.reason.startswith(REGISTERED):
+        return found
+    if remark.read_said(found.comment).acks:  # undone
+        return found
+    if "DRAIN" in found.flags:
+        control.set_text(settings.slurm, node, kept["reason"])
+    elif " reboot running" in kept["reason"]:  # ours, DOWN without a drain
+        control.put_out(settings.slurm, node, "DRAIN", kept["reason"])
+    else:
+        return found
+    return control.show_node(settings.slurm, node)
 
 
 def follow_hold(settings: Settings, journal: Journal, found: NodeRecord, now: float) -> None:
