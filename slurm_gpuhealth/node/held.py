@@ -46,7 +46,7 @@ def look_at_hold(settings: Settings, journal: Journal, node: str, now: float) ->
 def show(settings: Settings, journal: Journal, node: str) -> NodeRecord:
     """The node's record, with our reason put back where Slurm has written over it. Raises control.SlurmError.
 
-    From 24.11 on it does so each time that slurmd registers with fewer GPUs than configured. An admin's resume looks
+    From 23.02 on it does so each time that slurmd registers with fewer GPUs than configured. An admin's resume looks
     the same where Slurm then drains the node again at once: it was never in service.
     """
     found, kept = control.show_node(settings.slurm, node), journal.get("hold")

@@ -282,7 +282,7 @@ FEWER = "gres/gpu count reported lower than configured (7 < 8)"
 
 
 def test_where_slurm_has_written_over_our_reason_it_is_put_back(settings, journal, slurm):
-    """From 24.11 on, each time that a slurmd registers with fewer GPUs than configured."""
+    """From 23.02 on, each time that a slurmd registers with fewer GPUs than configured."""
     fault(journal, settings)
     act.act(settings, journal, "check", "n1", NOW)
     ours = slurm.reason
