@@ -55,7 +55,7 @@ docs: .venv/installed
 	@scripts/setup
 	@echo "Making .venv: the project and its tools, in a Python environment of their own" >&2
 	@/usr/bin/python3 -m venv .venv
-	@.venv/bin/pip install --quiet 'setuptools>=77'
+	@.venv/bin/pip install --quiet 'pip>=21.2' 'setuptools>=77' # older ones know no extra that names another
 	@.venv/bin/pip install --quiet '.[dev]'
 	@touch $@
 
