@@ -90,6 +90,12 @@ StorageLoc=slurm_acct
 WRAPPER = "#!/bin/sh\n{mark}={lab} GPUHEALTH_CONFIG={config} exec {program}\n"
 
 
+def release() -> tuple[int, ...]:
+    """This machine's Slurm: (22, 5, 8)."""
+    said = subprocess.run(["slurmctld", "-V"], env={"PATH": PATH}, capture_output=True, text=True).stdout
+    return tuple(map(int, said.split()[-1].split(".")))
+
+
 class Cluster:
     """One cluster below the folder `lab`. `prolog`, `epilog` and `health` are slurm.conf values; "" leaves them out."""
 

@@ -89,6 +89,7 @@ class Epilog:
     max_share: Share = 0.05
     max_nodes: int = 8
     ask_slurm: bool = False
+    expedite: bool = True
     kill_leftovers: bool = False
     restore_settings: bool = False
 

@@ -12,7 +12,7 @@ import re
 
 from slurm_gpuhealth.doctor.line import Line, first, number
 from slurm_gpuhealth.frozen import frozen
-from slurm_gpuhealth.slurm.node import expand
+from slurm_gpuhealth.slurm.node import EXPEDITES, expand, parse_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def judge_slurm_conf(
         *_prolog_flags(config, version),
         *_scheduler(config, settings),
         *_time_limits(config, settings, written),
+        *_expedite(config, version, settings, listing),
         *_power(config, node),
     ]
     user = first(config, "SlurmdUser")
@@ -98,7 +99,7 @@ def judge_slurm_conf(
 
 def version_of(config: Config) -> tuple[int, ...]:
     """`SLURM_VERSION = 22.05.8` → (22, 5, 8)."""
-    return tuple(map(int, re.findall(r"\d+", first(config, "SLURM_VERSION"))[:3]))
+    return parse_version(first(config, "SLURM_VERSION"))
 
 
 def parse_written(text: str) -> dict[str, tuple[str, ...]]:
@@ -273,6 +274,28 @@ def _time_limits(config: Config, settings: Settings, written: Config) -> Iterato
     if limit <= settings.check.timeout:
         what = f"Slurm ends a health check after {limit} s, and ours may take {settings.check.timeout:g} s"
         yield Line("check-timeout", "FAIL", what, f'in gpuhealth.toml, [check]: timeout = "{max(1, limit * 3 // 4)}s"')
+
+
+def _expedite(config: Config, version: tuple[int, ...], settings: Settings, listing: Listing | None) -> Iterator[Line]:
+    """Whether Slurm has jobs of --requeue=expedite, and what an epilog that hands one back keeps from running."""
+    if not settings.epilog.expedite:
+        return
+    if version < EXPEDITES:
+        what = "epilog.expedite has no effect: Slurm knows --requeue=expedite from 25.11 on"
+    elif "enable_expedited_requeue" not in ",".join(config.get("SlurmctldParameters", ())):
+        what = "epilog.expedite has no effect: SlurmctldParameters has no enable_expedited_requeue"
+    else:
+        entries = in_order(config.get("Epilog", ()), listing or {})
+        ours = [place for place, entry in enumerate(entries) if entry.starts == "epilog"]
+        later = entries[ours[0] + 1 :] if ours else []
+        if later:
+            names = ", ".join(os.path.basename(one.path) for one in later)
+            what = f"Epilog: after a job of --requeue=expedite that we hand back, Slurm does not run {names}"
+            path = entries[ours[0]].path
+            yield Line("expedite", "warn", what, f"mv {path} {os.path.dirname(path)}/00-gpuhealth")
+            return
+        what = "a failed job of --requeue=expedite whose GPU is broken starts elsewhere at once"
+    yield Line("expedite", "ok", what)
 
 
 def _power(config: Config, node: str) -> Iterator[Line]:

@@ -1,4 +1,7 @@
-"""gpuhealth-epilog: slurm.conf's Epilog. Records how the job ended; a failed one's GPUs are tested. Always exit 0."""
+"""gpuhealth-epilog: slurm.conf's Epilog. Records how the job ended; a failed one's GPUs are tested.
+
+Exit 0; 1 only for a job that Slurm then starts elsewhere (epilog.expedite), and only on a node that we hold.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def epilog() -> int:
             from slurm_gpuhealth.node import joblog  # before the test: minutes later its user may have overwritten it
 
             joblog.read(settings, journal, job, deadline.ends)
-        fitness.after_job(settings, journal, job, outcome, deadline.ends)
+        return fitness.after_job(settings, journal, job, outcome, deadline.ends)
     return 0
 
 

@@ -121,11 +121,50 @@ def move_on(settings: Settings, job: Job) -> int:
     return 1
 
 
-def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, deadline: float) -> None:
-    """The epilog of a failed job, or of any when a retest waits: evidence, level 2 on its GPUs, and what follows."""
+def after_job(settings: Settings, journal: Journal, job: Job, outcome: str, deadline: float) -> int:
+    """The epilog of a failed job, or of any when a retest waits: evidence, level 2 on its GPUs, and what follows.
+
+    The epilog's exit code: 1 makes Slurm start the job elsewhere.
+    """
     now = time.time()
     _keeping_time(settings.epilog.timeout, deadline, lambda until: _test(settings, journal, job, outcome, now, until))
     drain.act(settings, journal, "epilog", job.node, now, job.job_id)
+    failed = bool(job.exit_code) and outcome not in jobs.FINE
+    return int(failed and settings.epilog.expedite and _hands_back(settings, journal, job))
+
+
+def _hands_back(settings: Settings, journal: Journal, job: Job) -> bool:
+    """Whether Slurm is to start this failed job elsewhere at once: one of --requeue=expedite, whose GPU is broken.
+
+    It does so when an epilog fails; and it drains the node itself, outside of our budget, unless it is drained already
+    (25.11, 26.05). So our hold must be seen to stand, and that is looked at last.
+    """
+    if not journal.get("hold") or not _is_broken(settings, journal, job):
+        return False
+    try:
+        if not control.is_expedited(settings.slurm, job.job_id):
+            return False
+        found = control.show_node(settings.slurm, job.node)
+    except control.SlurmError as error:
+        say(f"job {job.job_id}: not handed back to Slurm (epilog.expedite): {error}")
+        return False
+    if found.ours is None or found.ours.state == "claim" or "DRAIN" not in found.flags:
+        say(f"job {job.job_id}: not handed back to Slurm: {job.node} is not drained by us: {found.reason!r}")
+        return False
+    say(f"job {job.job_id}: handed back to Slurm, which starts it elsewhere (epilog.expedite): {found.reason!r}")
+    return True
+
+
+def _is_broken(settings: Settings, journal: Journal, job: Job) -> bool:
+    """Whether a fault that we acted on is one of the job's GPUs, or of the node as a whole, and of this run."""
+    row = journal.one("SELECT started FROM job WHERE job = ? ORDER BY restart DESC", job.job_id)
+    faults = record.select(
+        journal,
+        "severity = 'fault' AND mode = 'enforce' AND acted > 0 AND cleared IS NULL AND (standing OR time >= ?)",
+        row[0] if row else time.time(),
+    )
+    uuids = identity.of_job(settings, journal, job) or ()
+    return any(one.finding.gpu is None or one.finding.gpu.uuid in uuids for one in faults)
 
 
 def _test(settings: Settings, journal: Journal, job: Job, outcome: str, now: float, deadline: float) -> None:

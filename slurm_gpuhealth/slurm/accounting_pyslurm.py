@@ -1,20 +1,23 @@
-"""How jobs ended, by PySlurm: the same values as `sacct.ended`, where the site has PySlurm of its Slurm's release.
+"""How jobs ended, by PySlurm and sacct: the values of `sacct.ended`, where the site has PySlurm of its Slurm's release.
 
-What it can't tell (25.11): of a requeued job any run but the last, since its collection has one job for each id; codes
-above 127 (137 is 9). Without a slurm.conf its import ends the interpreter: so all of it is in a child.
+PySlurm (25.11) has one run of a requeued job, the last, and of an exit code seven bits: 137 is 9, and 128 is 0. So it
+tells only of jobs that ran once and completed; sacct is asked for the others. Without a slurm.conf its import ends the
+interpreter: so all of it is in a child.
 """
 
 from __future__ import annotations
 
 import os
 from importlib import import_module
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from slurm_gpuhealth import child
 from slurm_gpuhealth.outcomes import Attempt
 from slurm_gpuhealth.say import say
+from slurm_gpuhealth.slurm import sacct
 from slurm_gpuhealth.slurm.control import ControllerDown, Refused
-from slurm_gpuhealth.slurm.sacct import MAX_NAME, Ended, hashed, job_state, nodes_of, unmasked
+from slurm_gpuhealth.slurm.sacct import MAX_NAME, Ended, hashed, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,13 +26,14 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.config.settings import Settings
 
 NAMES = (
-    *("id", "array_id", "cluster", "partition", "user_name", "user_id", "account", "name", "state", "exit_code"),
-    *("exit_code_signal", "derived_exit_code", "derived_exit_code_signal", "start_time", "end_time", "nodelist"),
-    *("failed_node", "submit_command", "requeue_count"),
+    *("id", "array_id", "cluster", "partition", "user_name", "user_id", "account", "name", "state", "start_time"),
+    *("end_time", "nodelist", "submit_command", "requeue_count"),
 )
-"""Of pyslurm.db.Job. The last three came with 25.11."""
-ENDS = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
-        "REQUEUED", "TIMEOUT")  # fmt: skip
+"""Of pyslurm.db.Job. The last two came with 25.11."""
+TOLD = ("COMPLETED", "PENDING", "RUNNING", "SUSPENDED")
+"""States of which PySlurm says all that there is, unless the job was requeued."""
+MANY = 500
+"""Jobs for one question to sacct."""
 
 
 def ended(settings: Settings, since: float, until: float) -> list[Ended]:
@@ -43,10 +47,13 @@ def ended(settings: Settings, since: float, until: float) -> list[Ended]:
     if asked.error is not None:
         advice = f"is {settings.slurm.conf} there, and PySlurm of this Slurm's release? Else [accounting] backend"
         raise Refused("pyslurm.db.Jobs.load", 1, f'{asked.error}: {advice} = "sacct"')
-    rows, bad = [], []
+    rows, rest, bad = [], set(), []
     for job in asked.value:
         try:
-            row = _ended(job)
+            if job["requeue_count"] != 0 or job["state"] not in TOLD:
+                rest.add(int(job["id"]))
+                continue
+            row = _completed(job)
         except (ValueError, TypeError) as error:
             bad.append(f"{error}: {job!r:.200}")
             continue
@@ -54,6 +61,9 @@ def ended(settings: Settings, since: float, until: float) -> list[Ended]:
             rows.append(row)
     if bad:
         say(f"pyslurm: {len(bad)} jobs can't be read and are left out; the first: {bad[0]}")
+    numbers = iter(sorted(rest))
+    while some := tuple(islice(numbers, MANY)):
+        rows += [row for row in sacct.ended(settings, since, until, some) if row.attempt.job in some]
     return sorted(rows, key=lambda row: row.attempt.start)
 
 
@@ -71,19 +81,15 @@ def _gpus(job: Any) -> int:
     return sum(int(getattr(gpu, "count", 0) or 0) for gpu in gpus.values()) if isinstance(gpus, dict) else 0
 
 
-def _ended(job: Mapping[str, Any]) -> Ended | None:
-    """None for one that never began, or has not ended. Raises ValueError, TypeError."""
-    derived = (job["derived_exit_code"] or 0, job["derived_exit_code_signal"] or 0)
-    state = job_state(job["state"] or "", derived)
+def _completed(job: Mapping[str, Any]) -> Ended | None:
+    """None for one that has not ended, or had no node. Raises ValueError, TypeError."""
     nodes = nodes_of(job["nodelist"] or "")
-    if not nodes or state not in ENDS or not job["start_time"] or not job["end_time"]:
+    if job["state"] != "COMPLETED" or not nodes or not job["start_time"] or not job["end_time"]:
         return None
     start, end = float(job["start_time"]), float(job["end_time"])
-    code, signal = unmasked((job["exit_code"] or 0, job["exit_code_signal"] or 0), derived)
     attempt = Attempt(
         int(job["id"]), 0, job["user_name"] or str(job["user_id"]), job["account"] or "",
-        (job["name"] or "")[:MAX_NAME], job["array_id"] or None, state, code, signal, min(start, end), end, nodes,
-        failed_node=job["failed_node"] if job["failed_node"] in nodes else None,
+        (job["name"] or "")[:MAX_NAME], job["array_id"] or None, "COMPLETED", 0, 0, min(start, end), end, nodes,
         submit=hashed(job["submit_command"] or ""),
     )  # fmt: skip
-    return Ended(attempt, job["cluster"] or "", job["partition"] or "", job["gpus"], job["requeue_count"])
+    return Ended(attempt, job["cluster"] or "", job["partition"] or "", job["gpus"], 0)

@@ -108,6 +108,17 @@ def show_job(slurm: settings.Slurm, job_id: int) -> records.JobRecord:
         raise Unreadable(f"scontrol show job {job_id}", 0, str(error)) from None
 
 
+def is_expedited(slurm: settings.Slurm, job_id: int) -> bool:
+    """Whether Slurm starts this run's job anew if one of its epilogs fails. Unreadable where it can't be told."""
+    if records.parse_version(_ask(slurm, slurm.scontrol, "-V")) < records.EXPEDITES:  # asks no controller
+        return False
+    text = _ask(slurm, slurm.scontrol, "--json", "show", "job", str(int(job_id)))
+    try:
+        return records.parse_expedited(text, job_id)
+    except ValueError as error:
+        raise Unreadable(f"scontrol --json show job {job_id}", 0, str(error)) from None
+
+
 def drain(slurm: settings.Slurm, name: str, reason: Reason) -> None:
     """Drain the node, whatever its reason says now: `hold.take` looks first."""
     _ask(slurm, slurm.scontrol, "update", f"NodeName={_name(name)}", "State=DRAIN", f"Reason={reasons.write(reason)}")

@@ -32,6 +32,8 @@ EVENT = "NodeName,TimeStart,TimeEnd,State,Reason"
 OUT = ("DRAIN", "FAIL", "DOWN")
 SERVING = ("idle", "mixed", "allocated", "completing", "planned", "reserved", "blocked")
 """sinfo's words for a node that is not drained. Without accounting 23.11 to 25.11 keep a reason when its drain ends."""
+EXPEDITES = (25, 11)
+"""The first Slurm that knows --requeue=expedite. scontrol of 22.05 does not know --json."""
 DEVICES = re.compile(r"([^\[\],]+)(?:\[([\d,-]+)\])?")
 
 
@@ -181,6 +183,27 @@ def parse_job(text: str, job_id: int) -> JobRecord:
         het=records[0].startswith(f"JobId={job_id} HetJobId="),
         start=_seconds(starts[0]) if len(starts) == 1 else 0.0,
     )
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """`slurm-wlm 22.05.8` → (22, 5, 8)."""
+    return tuple(map(int, re.findall(r"\d+", text)[:3]))
+
+
+def parse_expedited(text: str, job_id: int) -> bool:
+    """`scontrol --json show job ID`: whether it is of --requeue=expedite (25.11 and later) and failed by its exit code.
+
+    Not from the record in one line: there the words ExpeditedRequeue=Yes stand between texts of the job's user.
+    """
+    import json
+
+    try:
+        (job,) = (job for job in json.loads(text)["jobs"] if job["job_id"] == job_id)
+        if "EXPEDITED_REQUEUE" not in job["flags"]:
+            return False
+        return "FAILED" in job["job_state"] and job["exit_code"]["return_code"]["number"] > 0
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"job {job_id}: no record of it in JSON") from None
 
 
 def parse_excluded(text: str) -> tuple[str, ...] | None:

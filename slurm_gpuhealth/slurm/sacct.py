@@ -81,16 +81,17 @@ class TooMuch(Exception):
     """The answer is longer than LIMIT."""
 
 
-def ended(settings: Settings, since: float, until: float) -> list[Ended]:
+def ended(settings: Settings, since: float, until: float, jobs: Sequence[int] = ()) -> list[Ended]:
     """What ended in since ≤ t < until and had begun, by its start. A row that can't be read is said and left out.
 
-    Raises control.SlurmError.
+    Of `jobs`, and of the arrays whose number that is; (): of all. Raises control.SlurmError.
     """
     sacct = settings.accounting.sacct
     known = _fields(settings, sacct)
     fields = [*FIELDS, *(name for name in NEWER if name in known), *(name for name in HOSTILE if name in known)]
     delimiter = secrets.token_hex(8)
     argv = [sacct, "--local", "-a", "-D", "-X", "-P", "-n", f"--delimiter={delimiter}", "-s", STATES]
+    argv += ["-j", ",".join(map(str, jobs))] if jobs else []
     argv += ["-S", stamp(math.floor(since)), "-E", stamp(math.ceil(until)), "-o", ",".join([*fields, "JobIDRaw"])]
     try:
         text = ask(settings, argv)
@@ -98,7 +99,7 @@ def ended(settings: Settings, since: float, until: float) -> list[Ended]:
         if until - since < 2:
             raise Refused(" ".join(argv), 0, f"more than {LIMIT} bytes for one second") from None
         middle = math.floor((since + until) / 2)
-        return ended(settings, since, middle) + ended(settings, middle, until)
+        return ended(settings, since, middle, jobs) + ended(settings, middle, until, jobs)
     rows, bad = read_jobs(text, delimiter, fields)
     if bad:
         say(f"sacct: {len(bad)} of the jobs of {stamp(since)} can't be read and are left out; the first: {bad[0]}")
@@ -175,9 +176,14 @@ def nodes_of(text: str) -> tuple[str, ...]:
         raise ValueError(f"nodes: {error}") from None
 
 
-def job_state(text: str, derived: tuple[int, int]) -> str:
-    """Slurm's state in one word; a job that failed for a step's memory is OUT_OF_MEMORY, as one of the script's is."""
+def job_state(text: str, code: tuple[int, int], derived: tuple[int, int]) -> str:
+    """Slurm's state in one word; a job that failed for a step's memory is OUT_OF_MEMORY, as one of the script's is.
+
+    REQUEUED with an exit code has FAILED first: so is every failed run of --requeue=expedite (26.05).
+    """
     state = text.split()[0] if text.split() else ""
+    if state == "REQUEUED" and code[0]:
+        state = "FAILED"
     return "OUT_OF_MEMORY" if state == "FAILED" and derived[1] == OOM else state
 
 
@@ -238,7 +244,7 @@ def _ended(cell: Mapping[str, str]) -> Ended | None:
     failed, line = cell.get("FailedNode", ""), cell.get("SubmitLine", "")
     attempt = Attempt(
         int(cell["JobIDRaw"]), 0, cell["User"] or cell["UID"], cell["Account"], cell["JobName"][:MAX_NAME],
-        int(array) if task else None, job_state(cell["State"], derived), code, signal,
+        int(array) if task else None, job_state(cell["State"], (code, signal), derived), code, signal,
         min(start, end), end, nodes, failed_node=failed if failed in nodes else None, submit=hashed(line),
     )  # fmt: skip
     restarts = cell.get("Restarts", "")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import pytest
 import sqlalchemy as sql
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 from slurm_gpuhealth.commands.gpuhealth import main
 from slurm_gpuhealth.config.settings import Settings, Slurm, Store
 from slurm_gpuhealth.controller import accounting
-from slurm_gpuhealth.slurm import control, topology
+from slurm_gpuhealth.slurm import accounting_pyslurm, control, sacct, topology
 from slurm_gpuhealth.store import schema
 from slurm_gpuhealth.store.open import open_store
 from tests.cluster import USER, Cluster
@@ -96,6 +97,10 @@ def jobs(lab):
     return jobs
 
 
+def number(one):
+    return one.attempt.job, one.attempt.start
+
+
 def attempts(settings, jobs):
     """(state, exit code, signal, nodes, user, gpus) by job's name and attempt."""
     names = {job: name for name, job in jobs.items()}
@@ -135,6 +140,22 @@ def test_each_attempt_is_exactly_what_happened(settings, jobs):
     assert arrays == [("COMPLETED", 0, 0), ("FAILED", 1, 0), ("FAILED", 2, 0)]
     hets = sorted((value[0], value[1], value[5]) for (name, _, _), value in found.items() if name == "het")
     assert hets == [("FAILED", 4, 1), ("FAILED", 4, 2)]
+
+
+def test_runs_asked_for_by_number_are_those_found_among_all(settings, jobs):
+    when = time.time() - 3600, time.time() + 1
+    every = sacct.ended(settings, *when)
+    for wanted in ({jobs["dies"], jobs["requeued"], jobs["exit137"]}, {one.attempt.job for one in every}):
+        found = [one for one in sacct.ended(settings, *when, tuple(wanted)) if one.attempt.job in wanted]
+        assert found == [one for one in every if one.attempt.job in wanted]
+        assert len(found) > len(wanted)
+
+
+@pytest.mark.skipif(not find_spec("pyslurm"), reason="PySlurm of this Slurm's release is not installed")
+def test_by_pyslurm_the_runs_are_those_of_sacct(settings, jobs):
+    when = time.time() - 3600, time.time() + 1
+    found, told = accounting_pyslurm.ended(settings, *when), sacct.ended(settings, *when)
+    assert sorted(found, key=number) == sorted(told, key=number)
 
 
 def test_names_are_kept_and_forge_nothing(settings, jobs):

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 from slurm_gpuhealth.config import load as configuration
-from tests.cluster import USER
+from tests.cluster import USER, release
 from tests.daemons import PATIENCE, until
 from tests.lab import BIN, ROOT
 
@@ -81,8 +81,9 @@ def test_what_slurm_makes_of_its_configuration_is_judged(lab):
         code, lines = doctor(lab)
     assert code == 1
     wrong = {check: line["level"] for check, line in lines.items() if line["level"] != "ok"}
+    flags = {} if release() >= (26, 5) else {"prolog-flags": "FAIL"}  # in 26.05 DeferBatch brings Alloc with it
     assert wrong == {
-        "prolog-flags": "FAIL",
+        **flags,
         "nohold": "warn",
         "node-state": "FAIL",
         "prologtimeout": "FAIL",
@@ -93,9 +94,14 @@ def test_what_slurm_makes_of_its_configuration_is_judged(lab):
     assert all(line["remedy"] for check, line in lines.items() if check in wrong)
 
 
-def test_a_second_prolog_line_is_one_that_slurm_heeds_alone(lab):
+def test_of_two_prolog_lines_those_that_slurm_heeds_are_judged(lab):
     with slurm_conf(lab, ("", "Prolog=/bin/true")):
         _, lines = doctor(lab)
+        several = "Prolog[1]" in lab.run("scontrol", "show", "config")
+    if several:  # 24.11 and later
+        assert "prolog-lines" not in lines
+        assert (lines["prolog"]["level"], "50-gpuhealth, true" in lines["prolog"]["what"]) == ("ok", True)
+        return
     assert lines["prolog-lines"]["level"] == "warn"
     assert (lines["prolog"]["level"], "does not start gpuhealth-prolog" in lines["prolog"]["what"]) == ("FAIL", True)
 

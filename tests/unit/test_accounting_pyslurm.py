@@ -8,7 +8,9 @@ import pytest
 from slurm_gpuhealth.config.settings import Accounting, Slurm
 from slurm_gpuhealth.controller import accounting
 from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.outcomes import Attempt
 from slurm_gpuhealth.slurm import accounting_pyslurm, control, sacct
+from slurm_gpuhealth.slurm.sacct import Ended
 
 FAKES = Path(__file__).resolve().parent.parent / "fakes"
 
@@ -27,8 +29,8 @@ def jobs(tmp_path, monkeypatch):
     def write(*rows):
         base = {
             "cluster": "c", "partition": "gpu", "user_name": "ann", "user_id": 5, "account": "lab", "name": "x",
-            "state": "FAILED", "exit_code": 1, "exit_code_signal": 0, "derived_exit_code": 0, "array_id": None,
-            "derived_exit_code_signal": 0, "start_time": 1000, "end_time": 2000, "nodelist": "n[1-2]",
+            "state": "COMPLETED", "array_id": None, "start_time": 1000, "end_time": 2000, "nodelist": "n[1-2]",
+            "requeue_count": 0,
         }  # fmt: skip
         (tmp_path / "jobs.json").write_text(json.dumps([{**base, **row} for row in rows]))
         monkeypatch.setenv("PYSLURM_JOBS", str(tmp_path / "jobs.json"))
@@ -36,18 +38,63 @@ def jobs(tmp_path, monkeypatch):
     return write
 
 
-def test_jobs_are_the_same_values_as_from_sacct(settings, jobs):
-    jobs(
-        {"id": 1, "exit_code": 137, "derived_exit_code_signal": 9, "array_id": 7, "submit_command": "sbatch x"},
-        {"id": 2, "state": "NODE_FAIL", "failed_node": "n2", "requeue_count": 3, "start_time": 900},
-        {"id": 3, "state": "CANCELLED", "user_name": None},
-    )
-    two, one, three = accounting.finished(settings, 0, 3000)
-    assert (one.attempt.exit_code, one.attempt.array, one.attempt.nodes) == (137, 7, ("n1", "n2"))
-    assert len(one.attempt.submit) == 16
-    assert (two.attempt.failed_node, two.attempt.attempt, two.attempt.state) == ("n2", 3, "NODE_FAIL")
-    assert (three.attempt.user, three.attempt.state) == ("5", "CANCELLED")
+@pytest.fixture(autouse=True)
+def slurmdbd(monkeypatch):
+    """What sacct would say: attempts; and of which jobs it was asked."""
+
+    class Slurmdbd:
+        runs, asked = [], []
+
+        def ended(self, settings, since, until, jobs):
+            self.asked.append(jobs)
+            return [Ended(one, "c", "gpu", 0, one.attempt) for one in self.runs if since <= one.end < until]
+
+    it = Slurmdbd()
+    monkeypatch.setattr(sacct, "ended", it.ended)
+    return it
+
+
+def run(job, state, code=0, attempt=0, start=1000.0):
+    return Attempt(job, attempt, "ann", "lab", "x", None, state, code, 0, start, start + 500, ("n1",))
+
+
+def test_a_job_that_ran_once_and_completed_is_the_same_value_as_from_sacct(settings, jobs, slurmdbd):
+    jobs({"id": 1, "array_id": 7, "submit_command": "sbatch x"}, {"id": 3, "user_name": None, "start_time": 900})
+    three, one = accounting.finished(settings, 0, 3000)
+    assert (one.attempt.state, one.attempt.exit_code, one.attempt.array) == ("COMPLETED", 0, 7)
+    assert (one.attempt.nodes, len(one.attempt.submit)) == (("n1", "n2"), 16)
     assert (one.cluster, one.partition) == ("c", "gpu")
+    assert three.attempt.user == "5"
+    assert slurmdbd.asked == []
+
+
+def test_what_pyslurm_can_not_tell_is_fetched_from_sacct(settings, jobs, slurmdbd):
+    jobs(
+        {"id": 1}, {"id": 2, "state": "FAILED", "exit_code": 137}, {"id": 3, "requeue_count": 1, "start_time": 1600},
+        {"id": 4, "state": "RUNNING", "requeue_count": 1, "end_time": None}, {"id": 5, "state": "RUNNING"},
+        {"id": 6, "state": "FAILED", "exit_code": 128},
+    )  # fmt: skip
+    slurmdbd.runs = [
+        run(2, "FAILED", 137), run(3, "NODE_FAIL"), run(3, "COMPLETED", attempt=1, start=1600.0), run(4, "FAILED", 3),
+        run(6, "FAILED", 128), run(9, "FAILED", 1),  # a task of the array 6
+    ]  # fmt: skip
+    found = {(one.attempt.job, one.attempt.attempt): one.attempt for one in accounting.finished(settings, 0, 3000)}
+    assert slurmdbd.asked == [(2, 3, 4, 6)]
+    assert {key: (one.state, one.exit_code) for key, one in found.items()} == {
+        (1, 0): ("COMPLETED", 0),
+        (2, 0): ("FAILED", 137),
+        (3, 0): ("NODE_FAIL", 0),
+        (3, 1): ("COMPLETED", 0),
+        (4, 0): ("FAILED", 3),
+        (6, 0): ("FAILED", 128),
+    }
+
+
+def test_an_older_pyslurm_that_does_not_count_requeues_leaves_all_to_sacct(settings, jobs, slurmdbd):
+    jobs(*({"id": number, "requeue_count": None} for number in range(1, 502)))
+    slurmdbd.runs = [run(7, "NODE_FAIL"), run(7, "COMPLETED", attempt=1, start=1600.0)]
+    assert [one.attempt.state for one in accounting.finished(settings, 0, 3000)] == ["NODE_FAIL", "COMPLETED"]
+    assert [len(jobs) for jobs in slurmdbd.asked] == [500, 1]
 
 
 def test_what_runs_or_never_began_or_ended_before_is_no_attempt(settings, jobs):

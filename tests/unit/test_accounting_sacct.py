@@ -44,6 +44,11 @@ def read(text):
     return [row.attempt for row in rows], bad
 
 
+def test_a_run_that_failed_before_it_was_put_back_has_failed():
+    rows, _ = read(line(1, State="REQUEUED", ExitCode="3:0") + line(2, State="REQUEUED", ExitCode="0:0"))
+    assert [(one.state, one.exit_code) for one in rows] == [("FAILED", 3), ("REQUEUED", 0)]
+
+
 @pytest.mark.parametrize("version", ["22.05", "24.11", "26.05"])
 def test_each_release_tells_the_same_ends(version):
     found = by_name(version)
@@ -226,6 +231,7 @@ def test_an_older_sacct_is_not_asked_for_fields_that_it_does_not_know(tmp_path):
         assert sacct.ended(settings, 0, 86400.5) == []
         words = (folder / "asked").read_text().split()
         assert ("FailedNode" in words[-1]) == ("FailedNode" in fields)
+        assert "-j" not in words
         assert words[words.index("-S") + 1 : words.index("-S") + 4] == [
             "1970-01-01T00:00:00",
             "-E",
@@ -251,8 +257,9 @@ if [ "$s" = 1970-01-01T00:00:00 ] && [ ! -e {tmp_path}/once ]; then touch {tmp_p
 elif [ "$s" = 1970-01-01T00:00:00 ]; then end=2000; echo "{row}"
 else end=50000; echo "{row}"; fi"""
     settings = asked(tmp_path, SAYS.format(fields="JobName SubmitLine", folder=tmp_path, then=then))
-    assert [one.attempt.end for one in sacct.ended(settings, 0, 86400)] == [2000, 50000]
-    assert len((tmp_path / "asked").read_text().splitlines()) == 3
+    assert [one.attempt.end for one in sacct.ended(settings, 0, 86400, (7, 8))] == [2000, 50000]
+    asked_of = (tmp_path / "asked").read_text().splitlines()
+    assert [" -j 7,8 " in words for words in asked_of] == [True] * 3
 
 
 def test_only_what_ended_in_the_window_counts(tmp_path):

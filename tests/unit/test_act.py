@@ -12,7 +12,7 @@ from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.hooks import fitness
 from slurm_gpuhealth.ladder import budget
 from slurm_gpuhealth.ladder import drain as act
-from slurm_gpuhealth.node import held, record
+from slurm_gpuhealth.node import held, jobs, record
 from slurm_gpuhealth.node.environment import Job
 from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm import control, reason, remark
@@ -308,3 +308,86 @@ def test_what_an_admin_holds_now_was_never_lost(settings, journal, slurm):
     slurm.upsince = time.time()
     held.look_at_hold(settings, journal, "n1", time.time())
     assert (modes(journal), slurm.drains, slurm.reason) == (["acked"], 1, "RMA ticket 4711")
+
+
+@pytest.fixture
+def expedited(settings, journal, slurm, monkeypatch):
+    """The exit code of the epilog of a failed job of --requeue=expedite on GPU-3, whatever it tests; who was asked."""
+    slurm.asked = []
+    monkeypatch.setattr(control, "is_expedited", lambda _, job: slurm.asked.append(job) or True)
+    monkeypatch.setattr(fitness, "_test", lambda *_: None)
+    journal.put("gres", {"boot": "boot", "uuids": [f"GPU-{n}" for n in range(8)], "error": ""})
+    jobs.started(journal, Job(7, "n1", gpus=(3,)), ["GPU-3"], NOW - 60)
+
+    def epilog(outcome="exit 1", settings=settings, **job):
+        it = Job(7, "n1", **{"gpus": (3,), "exit_code": 1, **job})
+        return fitness.after_job(settings, journal, it, outcome, time.monotonic() + 30)
+
+    return epilog
+
+
+def test_an_expedited_job_whose_gpu_is_broken_is_handed_back_once_the_hold_stands(settings, journal, slurm, expedited):
+    fault(journal, settings)
+    assert expedited() == 1
+    assert (slurm.drains, slurm.asked) == (1, [7])
+    assert slurm.reason.startswith("gpuhealth:Xid48 ")
+
+
+def test_also_where_a_check_has_drained_the_node_while_the_job_ran(settings, journal, slurm, expedited):
+    fault(journal, settings)
+    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
+    assert expedited() == 1
+
+
+def test_of_a_job_that_is_not_to_be_handed_back_slurm_is_not_asked(settings, journal, slurm, expedited):
+    assert expedited() == 0  # an application's bug on a good node
+    fault(journal, settings)
+    assert expedited(exit_code=0) == expedited(outcome="cancelled") == expedited(outcome="moved") == 0
+    assert expedited(gpus=(2,)) == 0  # another job's GPU
+    assert expedited(settings=replace(settings, epilog=replace(settings.epilog, expedite=False))) == 0
+    journal.write("UPDATE finding SET time = ? WHERE code = '48'", NOW - 61)
+    assert expedited() == 0  # what an earlier job met
+    assert (slurm.drains, slurm.asked) == (1, [])
+
+
+def test_without_a_hold_an_expedited_job_drains_nothing_by_its_epilogs_exit_code(settings, journal, slurm, expedited):
+    slurm.hold_others(5)
+    fault(journal, settings)
+    assert expedited() == 0  # the budget has no room
+    assert (slurm.flags, slurm.asked) == (frozenset(), [])
+
+
+@pytest.mark.parametrize(
+    ("base", "flags", "text"),
+    [
+        ("IDLE", (), ""),
+        ("IDLE", ("DRAIN",), "admin: disk"),
+        ("IDLE", ("DRAIN",), "gpuhealth:Xid48 GPU3 L3 claim"),
+        ("IDLE", ("DRAIN",), "Epilog error"),
+        ("DOWN", (), "gpuhealth:Xid48 GPU3 reboot running : reboot complete"),
+    ],
+)
+def test_a_hold_that_is_gone_or_not_yet_counted_at_the_last_look_hands_nothing_back(
+    settings, journal, slurm, expedited, monkeypatch, base, flags, text
+):
+    def changed(_, job):
+        slurm.base, slurm.flags, slurm.reason = base, frozenset(flags), text
+        return True
+
+    fault(journal, settings)
+    monkeypatch.setattr(control, "is_expedited", changed)
+    assert expedited() == 0
+
+
+@pytest.mark.parametrize(
+    "error", [control.ControllerDown("x"), control.Unreadable("x", 0, "y"), control.Refused("x", 1, "no --json")]
+)
+def test_on_any_doubt_an_expedited_job_is_not_handed_back(settings, journal, slurm, expedited, monkeypatch, error):
+    def refuse(*_):
+        raise error
+
+    fault(journal, settings)
+    monkeypatch.setattr(control, "is_expedited", refuse)
+    assert (expedited(), slurm.drains) == (0, 1)
+    monkeypatch.setattr(control, "is_expedited", lambda *_: monkeypatch.setattr(control, "show_node", refuse) or True)
+    assert expedited() == 0

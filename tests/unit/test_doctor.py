@@ -162,6 +162,27 @@ def test_slurm_that_heeds_only_the_last_of_several_lines():
 
 
 @pytest.mark.parametrize(
+    ("version", "heeded", "expected"),
+    [("22.05", ("/bin/t*e",), "warn"), ("26.05", ("/bin/true", "/bin/t*e"), "")],
+)
+@pytest.mark.parametrize("key", ["Prolog", "Epilog"])
+def test_no_line_and_two_lines_as_each_release_tells_of_them(version, heeded, expected, key):
+    def told(how, written):
+        config = parse_config((CORPUS / version / f"scontrol_show_config_prolog_{how}.txt").read_text())
+        lines = slurm_conf.judge_slurm_conf(config, slurm_conf.version_of(config), Settings(), {}, written, "n1")
+        return config.get(key, ()), lines
+
+    none, lines = told("none", {})
+    assert none == ()
+    assert f"{key} is not set" in find(lines, key.lower()).what
+    assert level(lines, f"{key.lower()}-lines") == ""
+    assert level(lines, "prolog-flags") == "ok"
+    two, lines = told("two", {key.lower(): ("/bin/true", "/bin/t*e")})
+    assert two == heeded
+    assert level(lines, f"{key.lower()}-lines") == expected
+
+
+@pytest.mark.parametrize(
     ("states", "version", "expected"),
     [
         ("ANY", (22, 5), "ok"),
@@ -200,6 +221,26 @@ def test_node_states_that_leave_drained_nodes_out(states, version, expected):
 )
 def test_prolog_flags(text, version, expected):
     assert level(judge(version, PrologFlags=text), "prolog-flags") == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "parameters", "files", "expected", "words"),
+    [
+        ((24, 11, 5), "enable_expedited_requeue", ("10-site", "50-gpuhealth"), "ok", "has no effect: Slurm knows"),
+        ((25, 11), None, ("50-gpuhealth",), "ok", "has no effect: SlurmctldParameters"),
+        ((25, 11), "enable_configless,enable_expedited_requeue", ("50-gpuhealth", "90-site"), "ok", "starts elsewhere"),
+        ((26, 5, 5), "enable_expedited_requeue", ("10-a", "20-b", "50-gpuhealth"), "warn", "does not run 20-b, 10-a"),
+    ],
+)
+def test_jobs_of_expedited_requeue(version, parameters, files, expected, words):
+    entries = [Entry(f"/e/{name}", starts="epilog" if "gpuhealth" in name else "") for name in files]
+    listing = {**LISTING, "/etc/slurm/epilog.d/*": entries}
+    (line,) = (
+        one for one in judge(version, listing=listing, SlurmctldParameters=parameters) if one.check == "expedite"
+    )
+    assert (line.level, words in line.what) == (expected, True)
+    off = judge(version, Settings(epilog=Epilog(expedite=False)), listing, SlurmctldParameters=parameters)
+    assert level(off, "expedite") == ""
 
 
 @pytest.mark.parametrize(("states", "expected"), [("ANY", "ok"), ("IDLE,ALLOC,MIXED", "FAIL")])

@@ -48,8 +48,9 @@ def test_a_program_that_fails_drains_no_node(hook, kind, body):
     assert hook(kind, body).returncode == 0
 
 
-def test_a_prologs_decision_reaches_slurm(hook):
-    assert hook("prolog", exits(1)).returncode == 1
+@pytest.mark.parametrize("kind", ["prolog", "epilog"])
+def test_a_decision_of_ours_reaches_slurm(hook, kind):
+    assert hook(kind, exits(1)).returncode == 1
 
 
 def test_a_job_without_gpus_starts_no_program(hook, tmp_path):
@@ -58,10 +59,6 @@ def test_a_job_without_gpus_starts_no_program(hook, tmp_path):
     assert not (tmp_path / "started").exists()
     assert hook("prolog", body).returncode == 0
     assert (tmp_path / "started").exists()
-
-
-def test_an_epilog_never_fails(hook):
-    assert hook("epilog", exits(1)).returncode == 0
 
 
 @pytest.mark.parametrize("kind", ["prolog", "epilog"])

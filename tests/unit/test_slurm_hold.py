@@ -1,6 +1,7 @@
 """What may be done to a node, and what is done, against a stand-in scontrol that keeps one node's record."""
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from slurm_gpuhealth.slurm import control, hold
 from slurm_gpuhealth.slurm.node import Event, NodeRecord
 from slurm_gpuhealth.slurm.reason import Reason, write
 
+ANSWERS = Path(__file__).parents[1] / "corpus/slurm/26.05/scontrol_json_show_job.jsonl"
 WANTED = Reason("Xid79", 3, "L1", "fail", job=1842, next="L3")
 OURS = write(WANTED)
 SCONTROL = """#!/bin/sh
@@ -251,6 +253,14 @@ def test_only_slurms_own_words_say_that_a_job_is_gone(tmp_path):
         with pytest.raises(control.Refused) as refused:
             control.show_job(slurm_that(tmp_path, forged), 5)
         assert not isinstance(refused.value, control.NoSuchJob), forged
+
+
+def test_slurm_that_knows_no_expedited_requeue_is_not_asked_about_it(tmp_path):
+    script = f"[ $1 = -V ] && {{ echo slurm-wlm {{}}; exit 0; }}; [ $1 = --json ] && /usr/bin/head -n1 {ANSWERS}"
+    assert control.is_expedited(slurm_that(tmp_path, script.replace("{}", "26.05.5")), 1)
+    assert not control.is_expedited(slurm_that(tmp_path, script.replace("{}", "24.11.5")), 1)
+    with pytest.raises(control.Unreadable, match="no record of it in JSON"):
+        control.is_expedited(slurm_that(tmp_path, "echo slurm 25.11.0"), 1)
 
 
 def test_a_jobs_name_is_no_silence_of_the_controller_and_in_no_error(tmp_path):

@@ -1,5 +1,6 @@
 """Slurm's records read, from real output and from text made to mislead."""
 
+import json
 import re
 from pathlib import Path
 
@@ -143,6 +144,28 @@ def test_a_comment_with_a_second_record_is_not_believed():
     number = int(re.match(r"JobId=(\d+)", line)[1])
     with pytest.raises(ValueError, match="read safely"):
         node.parse_job(f"{line}\n{line}", number)
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [(1, True), (5, False), (6, False), (8, False), (9, False)],
+    ids=["failed", "ended well", "killed by a signal", "ordinary", "forged"],
+)
+def test_only_a_job_of_expedited_requeue_that_failed_by_its_exit_code_is_started_anew(job, expected):
+    lines = (CORPUS / "26.05/scontrol_json_show_job.jsonl").read_text().splitlines()
+    (line,) = (line for line in lines if f'"job_id":{job},' in line)
+    assert node.parse_expedited(line, job) is expected
+    assert expected or node.parse_expedited(lines[0], 1)
+    with pytest.raises(ValueError, match="no record"):
+        node.parse_expedited(line, job + 1)
+
+
+def test_an_answer_in_json_that_is_none_is_no_expedited_job():
+    line = (CORPUS / "26.05/scontrol_json_show_job.jsonl").read_text().splitlines()[0]
+    twice = json.dumps({"jobs": json.loads(line)["jobs"] * 2})
+    for text in ("", "[]", "{}", '{"jobs": [1]}', '{"jobs": [{"job_id": 1}]}', line[:-1], twice):
+        with pytest.raises(ValueError, match="job 1: no record"):
+            node.parse_expedited(text, 1)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
