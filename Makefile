@@ -1,4 +1,4 @@
-# make demo | test | soak | bench | hardware | lint | docs     each does all the set-up that it needs on a fresh Debian 12, as root
+# make demo | test | soak | bench | hardware | matrix | lint | docs     each does all the set-up that it needs on a fresh Debian 12, as root
 PYTHON := .venv/bin/python
 SOURCES := $(shell find slurm_gpuhealth -name '*.py' -o -name '*.json' -o -name '*.toml') $(wildcard scripts/gpuhealth-*)
 
@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Empty: compiled once is enough, for tests start Python by the hundred.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test unit integration soak bench hardware lint docs clean
+.PHONY: demo test unit integration soak bench hardware matrix lint docs clean
 
 demo: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 	@$(PYTHON) -m tests.demo
@@ -34,6 +34,11 @@ bench: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 hardware: .venv/installed
 	@$(PYTHON) -m tests.hardware
 
+# The tests in roots of Debian's releases (ROOTS="trixie forky"), with their Slurms and Pythons. See docs/compatibility.md.
+matrix:
+	@scripts/setup debootstrap
+	@/usr/bin/python3 -m tests.matrix
+
 lint: .venv/installed
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -52,7 +57,7 @@ docs: .venv/installed
 	@scripts/setup
 	@echo "Making .venv: the project and its tools, in a Python environment of their own" >&2
 	@/usr/bin/python3 -m venv .venv
-	@.venv/bin/pip install --quiet 'setuptools>=77'
+	@.venv/bin/pip install --quiet 'pip>=21.2' 'setuptools>=77' # older ones know no extra that names another
 	@.venv/bin/pip install --quiet '.[dev]'
 	@touch $@
 

@@ -178,8 +178,10 @@ class Cluster:
         return self.node(name).partition(" State=")[2].split()[0]
 
     def reason(self, name: str) -> str:
-        text = self.run("sinfo", "-h", "-N", "-n", name, "-o", "%E").partition("\n")[0]
-        return "" if text == "none" else text
+        state, _, text = self.run("sinfo", "-h", "-N", "-n", name, "-o", "%T|%E").partition("\n")[0].partition("|")
+        return (
+            "" if text == "none" or state.rstrip("*") in ("idle", "mixed", "allocated") else text
+        )  # 24.11 may keep it
 
     def sacct(self, job: int, fields: str = "JobID,State,ExitCode,DerivedExitCode,NodeList") -> list[list[str]]:
         """Rows of the job itself, requeued attempts included, once accounting has them."""
@@ -336,8 +338,10 @@ class Cluster:
         )  # fmt: skip
         admin = ["mariadb-admin", "--no-defaults", "-S", sock, "ping"]
         until(lambda: not subprocess.run(admin, env=self.env, capture_output=True).returncode, "MariaDB")
+        # The database too: with libmariadb 3.4.10 a slurmdbd that must create it ends ("null result from query").
         grant = "create user if not exists slurm@localhost identified by 'x'; grant all on *.* to slurm@localhost;"
-        self.run("mariadb", "--no-defaults", "-S", sock, "-e", grant)
+        create = "create database if not exists slurm_acct;"
+        self.run("mariadb", "--no-defaults", "-S", sock, "-e", grant + create)
         self.daemons.start("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=sock)
         until(lambda: "lab" in self._sacctmgr("add", "cluster", "lab"), "slurmdbd")
         self._sacctmgr("add", "account", "lab", "Cluster=lab")

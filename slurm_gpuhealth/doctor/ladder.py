@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.doctor.line import Config
+    from slurm_gpuhealth.doctor.slurm_conf import Entry
 
 BOOT = 600
 """Seconds that a GPU server may need from the reboot order until slurmd registers."""
@@ -19,20 +20,26 @@ USUAL = {"L3": 900, "L4": 3600}
 NEEDED = {"reset": ("nvidia_smi", "systemctl")}
 
 
-def judge_slurm_conf(config: Config, settings: Settings) -> Iterator[Line]:
-    """What slurm.conf must have for the rungs that are on."""
+def judge_slurm_conf(config: Config, settings: Settings, reboot: Entry | None = None) -> Iterator[Line]:
+    """What slurm.conf must have for the rungs that are on. `reboot`: its RebootProgram on this node."""
     if settings.reboot.enabled:
-        yield from _reboot(config)
+        yield from _reboot(config, reboot)
     if "extra_constraints" in ",".join(config.get("SchedulerParameters", ())):
         what = "SchedulerParameters=extra_constraints: Slurm reads a node's Extra as JSON, but gpuhealth writes results"
         yield Line("extra", "warn", f"{what} there: jobs with --extra avoid such a node", _remedy_extra(config))
 
 
-def _reboot(config: Config) -> Iterator[Line]:
+def _reboot(config: Config, entry: Entry | None) -> Iterator[Line]:
     program, limit = first(config, "RebootProgram"), number(first(config, "ResumeTimeout")) or 60
     if not program:
         what = "reboot.enabled is true, but slurm.conf has no RebootProgram: Slurm reboots nothing"
         yield Line("reboot", "FAIL", what, "in slurm.conf: RebootProgram=/sbin/reboot")
+    elif entry and (entry.kind != "file" or not entry.runs):
+        what = f"RebootProgram={program} is no program here: slurmd reboots nothing, and says so in its log alone"
+        yield Line("reboot", "FAIL", what, f"chmod 755 {entry.path}, or correct the path")
+    elif entry and entry.unsafe:  # Slurm 26.05 looks at the file itself
+        what, _, remedy = entry.unsafe[0].rpartition(": ")
+        yield Line("reboot", "FAIL", f"RebootProgram={program}: {what}: Slurm 26.05 and later do not start it", remedy)
     elif first(config, "ReturnToService") == "2":
         what = (
             "reboot.enabled is true, but ReturnToService=2: Slurm would put a rebooted node into service untested,"

@@ -13,7 +13,7 @@ from slurm_gpuhealth.doctor import ladder as ladder_rules
 from slurm_gpuhealth.doctor import levels, store
 from slurm_gpuhealth.doctor import node as node_rules
 from slurm_gpuhealth.doctor import slurm_conf as rules
-from slurm_gpuhealth.doctor.line import Line
+from slurm_gpuhealth.doctor.line import Line, first
 from slurm_gpuhealth.doctor.slurm_conf import Entry
 from slurm_gpuhealth.policy import rows
 from slurm_gpuhealth.slurm import control
@@ -108,7 +108,8 @@ def _slurm_conf(settings: Settings, node: str, here: bool) -> Iterator[Line]:
     patterns = [pattern for key in rules.PROGRAMS for pattern in found.get(key, ())]
     listing = {pattern: list_hooks(pattern) for pattern in patterns} if here else None
     yield from rules.judge_slurm_conf(found, rules.version_of(found), settings, listing, written, node)
-    yield from ladder_rules.judge_slurm_conf(found, settings)
+    reboot = _entry(first(found, "RebootProgram").partition(" ")[0]) if here else None
+    yield from ladder_rules.judge_slurm_conf(found, settings, reboot)
     yield from store.judge_slurm_conf(found, settings)
 
 

@@ -43,7 +43,7 @@ def conclude(given: Climb, result: Result, number: int, since: float) -> bool:
     `number`: the rung's row in the journal; `since`: when the hold began. Raises HoldLost.
     """
     settings, journal = given.settings, given.journal
-    record = ask(lambda: control.show_node(settings.slurm, given.node))
+    record = ask(lambda: held.show(settings, journal, given.node))
     if not is_still(record, given.ours):
         raise HoldLost(f"the hold is no longer ours: {record.reason!r}")
     open_ = state.open_faults(settings, journal, given.since)
@@ -100,7 +100,7 @@ def give_back(
     """
     turn = held.turn(settings)
     try:
-        record = control.show_node(settings.slurm, node)
+        record = held.show(settings, journal, node)
         if not is_still(record, ours):
             raise HoldLost(f"the hold is no longer ours: {record.reason!r}")
         down = record.base == "DOWN" and not remark.read_said(record.comment).was
@@ -137,7 +137,7 @@ def reword(settings: Settings, journal: Journal, record: NodeRecord, ours: Reaso
     def write() -> str:
         turn = held.turn(settings)
         try:
-            before = control.show_node(settings.slurm, record.name)
+            before = held.show(settings, journal, record.name)
             if before.ours != ours:
                 if before.ours != record.ours:
                     raise HoldLost(f"the reason was changed to {before.reason!r}")

@@ -19,7 +19,7 @@ import time
 
 from slurm_gpuhealth.frozen import frozen, replace
 from slurm_gpuhealth.node import decisions, record
-from slurm_gpuhealth.node.held import follow_hold, heed, turn
+from slurm_gpuhealth.node.held import follow_hold, heed, show, turn
 from slurm_gpuhealth.policy import judge
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control, hold, reason
@@ -104,7 +104,7 @@ def _decide(run: Run) -> Outcome:
     if worst is None:
         return Outcome("nothing")
     try:
-        before = control.show_node(run.settings.slurm, run.node)
+        before = show(run.settings, run.journal, run.node)
         outcome = _try(run, before, faults, worst)
     except control.ControllerDown as error:
         outcome = Outcome("undecided", str(error))

@@ -73,7 +73,7 @@ def slurm_says(record: NodeRecord, ours: Reason) -> bool:
 def run(climb: Climb) -> Result:
     """Before the reboot: ask for it, and wait until it ends this program. After it: level 2."""
     try:
-        record = control.show_node(climb.settings.slurm, climb.node)
+        record = held.show(climb.settings, climb.journal, climb.node)
         if rebooted(climb.settings, climb.journal, record):
             return _test(climb)
         config = control.config(climb.settings.slurm)
@@ -132,7 +132,7 @@ def _order(climb: Climb) -> None:
     settings, journal = climb.settings, climb.journal
     turn = held.turn(settings)
     try:
-        record = control.show_node(settings.slurm, climb.node)
+        record = held.show(settings, journal, climb.node)
         if record.ours is None or replace(record.ours, tail=()) != replace(climb.ours, tail=()):
             raise HoldLost(f"the reason was changed to {record.reason!r}")
         if record.has_job:
@@ -156,7 +156,7 @@ def _wait(climb: Climb, patience: float) -> str:
         time.sleep(POLL)
         passed = time.monotonic() - began
         try:
-            record = control.show_node(settings.slurm, climb.node)
+            record = held.show(settings, climb.journal, climb.node)
         except control.ControllerDown:
             continue
         if record.ours is None:
@@ -177,7 +177,7 @@ def _wait(climb: Climb, patience: float) -> str:
 
 def _put_back(climb: Climb) -> None:
     """After a reboot that did not come: put back our reason, and the drain that Slurm has removed."""
-    record = control.show_node(climb.settings.slurm, climb.node)
+    record = held.show(climb.settings, climb.journal, climb.node)
     if record.ours is None:
         raise HoldLost(f"the hold is no longer ours: {record.reason!r}")
     hold.put(climb.settings.slurm, record, climb.ours)

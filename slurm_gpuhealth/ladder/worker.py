@@ -112,10 +112,12 @@ def main() -> int:
 
 def climb(settings: Settings, journal: Journal, node: str) -> None:
     """Do rung after rung, until nothing is due."""
+    from slurm_gpuhealth.node import held
+
     _end_orphan(settings, journal)
     try:
         while True:
-            record = conclude.ask(lambda: control.show_node(settings.slurm, node))
+            record = conclude.ask(lambda: held.show(settings, journal, node))
             if record.ours is None:
                 raise HoldLost(f"the hold is no longer ours: {record.reason!r}")
             known = replace(state.known(settings, journal, record, time.time()), worker=False)
@@ -131,8 +133,6 @@ def climb(settings: Settings, journal: Journal, node: str) -> None:
             elif step.do != "run" or not _one_rung(settings, journal, record, step):
                 return
     except HoldLost as gone:
-        from slurm_gpuhealth.node import held
-
         journal.write("UPDATE step SET outcome = 'cancelled', message = ? WHERE outcome = 'running'", str(gone))
         held.look_at_hold(settings, journal, node, time.time())
         say(f"{node}: the ladder ends: {gone}")
@@ -152,7 +152,7 @@ def _one_rung(settings: Settings, journal: Journal, record: NodeRecord, step: St
     say(f"{record.name}: {step.rung} begins: {reasons.write(running)}")
     number = conclude.begin(journal, running, step, time.time())
     model = str((journal.get("gpus", []) or [{}])[0].get("name", ""))
-    check_hold = _checker(settings, record.name, running)
+    check_hold = _checker(settings, journal, record.name, running)
     given = Climb(
         settings=settings,
         journal=journal,
@@ -189,12 +189,13 @@ def _run(given: Climb) -> Result:
     return result
 
 
-def _checker(settings: Settings, node: str, running: Reason) -> Callable[[], None]:
+def _checker(settings: Settings, journal: Journal, node: str, running: Reason) -> Callable[[], None]:
     """A function that raises HoldLost if the node's reason is no longer `running`. It ignores a silent controller."""
+    from slurm_gpuhealth.node import held
 
     def check() -> None:
         try:
-            record = control.show_node(settings.slurm, node)
+            record = held.show(settings, journal, node)
         except control.SlurmError:
             return
         if not conclude.is_still(record, running):

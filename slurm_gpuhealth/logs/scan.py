@@ -49,6 +49,9 @@ WORDS = "words of "
 MILD = re.compile(rb"(?:\b|user)(?:warn(?:ing)?|info|debug|deprecated|retrying|skipping)\b")
 """What such a line reports did not end a job."""
 EXCEPTION = re.compile(rb"(?:error|exception|interrupt|exit|timeout|abort)(?::|\(|\s*$)")
+FRAME = re.compile(rb'file "[^"\n]{1,400}", line \d{1,9}(?:, in \S{1,80})?\s*$')
+QUOTED = 4
+"""Lines of a statement that Python 3.13 and later quote; earlier ones quote its first."""
 ROOT = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d{1,6})")
 SOME_XID = Known("Xid", "node", "hardware", "first", 0.85, "gpu", "")
 MENDED = (63, 92)
@@ -204,7 +207,7 @@ def hit(block: bytes, low: bytes, start: int, end: int, frames: python.Frames) -
             name = ""
         elif name and (known is None or known.role == "weak"):
             known = PROGRAM if known is None or known.cause == "application" or name not in GENERAL else _surely(known)
-    if known is None:
+    if known is None or quoted(low, start, line):
         return None
     said = said or logs_line.read(block[start:end])
     root = ROOT.search(block, start, end + 600) if b"root cause (first" in line else None
@@ -218,6 +221,19 @@ def hit(block: bytes, low: bytes, start: int, end: int, frames: python.Frames) -
     general = known.error in ("program error", "exception") or known.error.startswith(WORDS)
     warned = known.cause in ("fabric", "infrastructure") and MILD.search(line) is not None and b"nccl warn" not in line
     return Hit(start, known, name if general and name else known.error, where, said, warned)
+
+
+def quoted(low: bytes, start: int, line: bytes) -> bool:
+    """Whether the line is the program's, quoted below a frame of a traceback: the error itself follows."""
+    quote = [line]
+    while start > 0 and len(quote) <= QUOTED:
+        above = low[max(0, start - LONG) : start - 1].rpartition(b"\n")[2]
+        frame = FRAME.search(above)
+        if frame:
+            return all(one.startswith(above[: frame.start()] + b"  ") for one in quote)
+        quote.append(above)
+        start -= len(above) + 1
+    return False
 
 
 def _surely(known: Known) -> Known:

@@ -22,6 +22,8 @@ MEANWHILE = 2.0
 """Seconds of tolerance: slurmctld's times are whole seconds."""
 SETTLING = 2.0
 """Seconds that a claim waits before it counts the held nodes again."""
+REGISTERED = ("gres/", "Low ")
+"""How Slurm's reason begins if slurmd has less than is configured."""
 BEFORE = 600.0
 """A hold's faults were decided on at most so many seconds before it began by slurmctld's clock."""
 
@@ -30,7 +32,7 @@ def look_at_hold(settings: Settings, journal: Journal, node: str, now: float) ->
     """Read the node's record and note what became of our hold. If Slurm gives no answer: None, and it is logged."""
     lane = turn(settings)
     try:
-        found = control.show_node(settings.slurm, node)
+        found = show(settings, journal, node)
         if lane is not None:  # otherwise another program of ours may be changing it just now
             follow_hold(settings, journal, found, now)
             heed(journal, "check", found, now, None)
@@ -41,6 +43,26 @@ def look_at_hold(settings: Settings, journal: Journal, node: str, now: float) ->
     finally:
         if lane is not None:
             os.close(lane)
+
+
+def show(settings: Settings, journal: Journal, node: str) -> NodeRecord:
+    """The node's record, with our reason put back if Slurm has written over it. Raises control.SlurmError.
+
+    From 23.02 on Slurm does so each time that slurmd registers with fewer GPUs than configured. An admin's resume looks
+    the same if Slurm then drains the node again at once: it was never in service.
+    """
+    found, kept = control.show_node(settings.slurm, node), journal.get("hold")
+    if not kept or found.owner != "slurm" or not found.reason.startswith(REGISTERED):
+        return found
+    if remark.read_said(found.comment).acks:  # undone
+        return found
+    if "DRAIN" in found.flags:
+        control.set_text(settings.slurm, node, kept["reason"])
+    elif " reboot running" in kept["reason"]:  # ours, DOWN without a drain
+        control.put_out(settings.slurm, node, "DRAIN", kept["reason"])
+    else:
+        return found
+    return control.show_node(settings.slurm, node)
 
 
 def follow_hold(settings: Settings, journal: Journal, found: NodeRecord, now: float) -> None:

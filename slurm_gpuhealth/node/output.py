@@ -1,4 +1,4 @@
-"""Where a batch job's output goes: fills in its patterns as slurmd does (measured on 22.05).
+"""Where a batch job's output goes: fills in its patterns as slurmd does (measured on 22.05 and 26.05).
 
 The user chooses the path, which may be anything. It is only opened with that user's rights.
 """
@@ -26,7 +26,9 @@ WIDEST = 10
 def paths(slurm: settings.Slurm, job: Job) -> tuple[str, ...]:
     """The absolute paths of StdErr and StdOut of a batch job, each once, on the node where its script ran; else none.
 
-    Asks the controller once, if only it knows what the paths contain, as for Slurm's default name.
+    From 25.11 on `%N` is the node's name, before that the host's, and `%r` is new. If this makes a difference, both
+    paths are returned, and one of them is no file. Asks the controller once, if only it knows what the paths contain,
+    as for Slurm's default name.
     """
     if not job.batch or (job.num_nodes > 1 and first_host(job.nodes) != job.node):
         return ()
@@ -54,7 +56,9 @@ def paths(slurm: settings.Slurm, job: Job) -> tuple[str, ...]:
         "s": "batch",
         "%": "%",
     }
-    return tuple(os.path.join(job.work_dir or "/", expand(path or default, values)) for path in given)
+    newer = {**values, "N": job.node, "r": str(job.restart)}
+    found = (expand(path or default, one) for path in given for one in (values, newer))
+    return tuple(dict.fromkeys(os.path.join(job.work_dir or "/", path) for path in found))
 
 
 def expand(template: str, values: dict[str, str]) -> str:
@@ -64,7 +68,7 @@ def expand(template: str, values: dict[str, str]) -> str:
 
     def value(found: re.Match[str]) -> str:
         text = values.get(found[2], found[0])
-        wide = found[2] in "jAantb" and found[1]
+        wide = found[2] in "jAantbr" and found[2] in values and found[1]
         return text.zfill(min(int(found[1][:3]), WIDEST)) if wide else text
 
     return PATTERN.sub(value, template)

@@ -269,7 +269,7 @@ def holds(slurm: settings.Slurm, group: str = "", name: str = "") -> tuple[list[
     Refused if the node `name` is not in the group: no limit would apply to it.
     """
     which = ["-n", group] if group else []
-    text = _ask(slurm, slurm.sinfo, "-h", "-a", "-N", "-o", "%N|%G|%H|%E", *which)
+    text = _ask(slurm, slurm.sinfo, "-h", "-a", "-N", "-o", "%N|%G|%H|%T|%E", *which)
     try:
         return records.parse_holds(text, every=bool(group), one=name)
     except ValueError as error:

@@ -30,6 +30,8 @@ JOB_NODES = re.compile(r" NumNodes=(\d+)(?:-\d+)? NumCPUs=")
 JOB_START = re.compile(r" StartTime=(\S+) EndTime=\S+ Deadline=")
 EVENT = "NodeName,TimeStart,TimeEnd,State,Reason"
 OUT = ("DRAIN", "FAIL", "DOWN")
+SERVING = ("idle", "mixed", "allocated", "completing", "planned", "reserved", "blocked")
+"""sinfo's words for a node that is not drained. Without accounting 23.11 to 25.11 keep a reason when its drain ends."""
 EXPEDITES = (25, 11)
 """The first Slurm that knows --requeue=expedite. scontrol of 22.05 does not know --json."""
 DEVICES = re.compile(r"([^\[\],]+)(?:\[([\d,-]+)\])?")
@@ -291,7 +293,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def parse_holds(text: str, every: bool, one: str = "") -> tuple[list[Hold], int]:
-    """`sinfo -h -a -N -o '%N|%G|%H|%E'`: the nodes that we hold, and how many nodes there are.
+    """`sinfo -h -a -N -o '%N|%G|%H|%T|%E'`: the nodes that we hold, and how many nodes there are.
 
     `every`: count nodes without GPUs too. ValueError if the node `one` is not counted. sinfo lists a node once for each
     partition. A reason with a newline continues in the next line; then it is not ours.
@@ -302,11 +304,13 @@ def parse_holds(text: str, every: bool, one: str = "") -> tuple[list[Hold], int]
     for line in text.splitlines():
         node, _, rest = line.partition("|")
         gres, _, rest = rest.partition("|")
-        when, third, reason = rest.partition("|")
-        if third and reasons.WORD.issuperset(node):
+        when, _, rest = rest.partition("|")
+        state, fourth, reason = rest.partition("|")
+        if fourth and reasons.WORD.issuperset(node):
             name = node if every or re.search(r"\bgpu\b", gres) else ""
             if name:
-                seen[name], times[name] = reason, _seconds(when)
+                serves = state.rstrip("*~#!%$@^-+") in SERVING
+                seen[name], times[name] = "" if serves else reason, _seconds(when)
         elif name:
             seen[name] += f"\n{line}"
     if one and one not in seen:

@@ -253,7 +253,7 @@ def test_a_missing_device_file_is_said_within_the_deadline(cluster, slurm):
 def test_the_configuration_is_read(slurm):
     config = control.config(slurm)
     assert config["PrologFlags"] == ("Alloc,DeferBatch",)
-    assert config["Prolog"] == ()
+    assert config.get("Prolog", ()) == ()  # 22.05 has an empty line, 24.11 and later none
 
 
 def test_a_controller_that_is_down_is_said_within_the_deadline_and_the_hold_survives(cluster, slurm):

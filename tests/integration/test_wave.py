@@ -18,8 +18,8 @@ every = "1s"
 
 
 def held(lab):
-    """node → our reason."""
-    lines = lab.run("sinfo", "-h", "-N", "-p", "gpu", "-o", "%N|%E").splitlines()
+    """node → our reason, of those that are drained."""
+    lines = lab.run("sinfo", "-h", "-N", "-p", "gpu", "-t", "drain", "-o", "%N|%E").splitlines()
     return {name: text for name, text in (line.split("|", 1) for line in lines) if text.startswith("gpuhealth:")}
 
 

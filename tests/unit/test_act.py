@@ -15,7 +15,7 @@ from slurm_gpuhealth.ladder import drain as act
 from slurm_gpuhealth.node import held, jobs, record
 from slurm_gpuhealth.node.environment import Job
 from slurm_gpuhealth.node.journal import open_journal
-from slurm_gpuhealth.slurm import control, reason
+from slurm_gpuhealth.slurm import control, reason, remark
 from slurm_gpuhealth.slurm.node import Hold, NodeRecord
 from slurm_gpuhealth.slurm.reason import Reason
 
@@ -31,7 +31,17 @@ class Slurm:
         self.comment, self.extra, self.age = "", "", 0.01
         self.others, self.orders = [], []
         self.upsince = 0.0
-        for name in ("show_node", "drain", "set_reason", "set_text", "undrain", "holds", "set_remarks", "up"):
+        for name in (
+            "show_node",
+            "drain",
+            "set_reason",
+            "set_text",
+            "put_out",
+            "undrain",
+            "holds",
+            "set_remarks",
+            "up",
+        ):
             monkeypatch.setattr(control, name, getattr(self, name))
         monkeypatch.setattr(budget, "SETTLE", 0.01)
         monkeypatch.setattr(budget, "SPLAY", 0.01)
@@ -57,6 +67,10 @@ class Slurm:
     def set_text(self, slurm, name, text):
         if "DRAIN" in self.flags:
             self.say(text)
+
+    def put_out(self, slurm, name, state, text):
+        self.flags |= {state}
+        self.say(text)
 
     def undrain(self, slurm, name):
         self.orders.append("undrain")
@@ -263,6 +277,29 @@ def test_a_prolog_that_finds_the_hold_lost_keeps_the_job_off_the_bad_gpu(setting
     monkeypatch.setattr(fitness, "move_on", lambda *_: 1)
     assert fitness.before_job(settings, journal, Job(8, "n1"), time.monotonic() + 30) == 1
     assert slurm.drains == 2
+
+
+FEWER = "gres/gpu count reported lower than configured (7 < 8)"
+
+
+def test_where_slurm_has_written_over_our_reason_it_is_put_back(settings, journal, slurm):
+    """From 23.02 on, each time that a slurmd registers with fewer GPUs than configured."""
+    fault(journal, settings)
+    act.act(settings, journal, "check", "n1", NOW)
+    ours = slurm.reason
+    slurm.reason, slurm.flags = FEWER, frozenset({"DRAIN", "INVALID_REG"})
+    assert held.look_at_hold(settings, journal, "n1", NOW).ours == reason.parse(ours)
+    assert (slurm.reason, modes(journal)) == (ours, ["enforce"])
+    slurm.reason, slurm.comment = FEWER, remark.write_said("", remark.Said({"Xid48": NOW + 60}))
+    assert held.look_at_hold(settings, journal, "n1", NOW).ours is None  # undone, and drained by Slurm at once
+
+
+def test_also_after_our_reboot_which_leaves_the_node_down(settings, journal, slurm):
+    ours = "gpuhealth:Xid79 GPU3 reboot running since=11-20T12:03Z boots=1"
+    for kept, wanted in ((ours, ours), (ours.replace("running", "queued"), FEWER)):
+        slurm.base, slurm.reason, slurm.flags = "DOWN", FEWER, frozenset({"INVALID_REG"})
+        journal.put("hold", {"reason": kept, "since": NOW, "seen": NOW})
+        assert held.show(settings, journal, "n1").reason == wanted
 
 
 def test_what_an_admin_holds_now_was_never_lost(settings, journal, slurm):

@@ -74,8 +74,9 @@ esac
 SINFO = """\
 #!/bin/sh
 sleep {slow}
-sed 's/^Reason=//; s/\\(.*\\) .root@\\([0-9]*\\).$/n1|gpu:8|\\2|\\1/' {folder}/reason | grep . || echo 'n1|gpu:8|0|none'
-for i in 2 3 4 5 6 7 8 9; do echo "n$i|gpu:8|0|none"; done
+sed 's/^Reason=//; s/\\(.*\\) .root@\\([0-9]*\\).$/n1|gpu:8|\\2|drained|\\1/' {folder}/reason | grep . ||
+  echo 'n1|gpu:8|0|idle|none'
+for i in 2 3 4 5 6 7 8 9; do echo "n$i|gpu:8|0|idle|none"; done
 """
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from slurm_gpuhealth.config.settings import Dcgm, Ladder, Model, Reboot, Repair, Reset, Settings, Sources, Sweep
 from slurm_gpuhealth.doctor import ladder
+from slurm_gpuhealth.doctor.slurm_conf import Entry
 from slurm_gpuhealth.frozen import replace
 
 REBOOTS = Settings(reboot=Reboot(enabled=True))
@@ -31,6 +32,20 @@ def bad(lines):
 def test_a_reboot_needs_a_program_and_time(config, expected):
     assert bad(ladder.judge_slurm_conf(config, REBOOTS)) == expected
     assert bad(ladder.judge_slurm_conf(config, Settings())) == {}
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (Entry("/sbin/reboot"), {}),
+        (Entry("/sbin/reboot", "missing"), {"reboot": "FAIL"}),
+        (Entry("/sbin/reboot", runs=False), {"reboot": "FAIL"}),
+        (Entry("/r", unsafe=["/r can be written by others (mode 0775): chmod go-w /r"]), {"reboot": "FAIL"}),
+    ],
+)
+def test_a_program_that_slurmd_does_not_start_reboots_nothing(entry, expected):
+    config = {"RebootProgram": (f"{entry.path} -f",), "ResumeTimeout": ("1200 sec",)}
+    assert bad(ladder.judge_slurm_conf(config, REBOOTS, entry)) == expected
 
 
 def test_a_scheduler_that_reads_extra_itself_is_told():

@@ -98,6 +98,28 @@ def test_a_data_type_stays_in_the_fingerprint() -> None:
     assert one.endswith("float32 at row #")
 
 
+@pytest.mark.parametrize("before", ["", "[rank3]: "])
+@pytest.mark.parametrize(
+    ("frame", "source"),
+    [
+        (
+            'File "<string>", line 1, in <module>',
+            "raise RuntimeError('CUDA error: misaligned address')",
+        ),  # from 3.13 on
+        ('File "/home/u/a.py", line 7, in step', "raise RuntimeError(\n        'CUDA error: misaligned address')"),
+    ],
+)
+def test_a_line_of_the_program_that_a_traceback_quotes_is_not_its_error(before: str, frame: str, source: str) -> None:
+    error = "RuntimeError: CUDA error: misaligned address"
+    text = f"Traceback (most recent call last):\n  {frame}\n    {source}\n{error}\n"
+    reading = read_text("".join(f"{before}{line}\n" for line in text.splitlines()))
+    assert reading.cause is not None
+    assert reading.cause.text == before + error
+    bare = read_text(f"Traceback (most recent call last):\n  {frame}\n{error}\n").cause  # up to 3.12, of python3 -c
+    assert bare is not None
+    assert bare.text == error
+
+
 def test_library_frames_are_not_the_users() -> None:
     text = (
         'Traceback (most recent call last):\n  File "/home/kim/my.py", line 1, in go\n'

@@ -227,8 +227,8 @@ def test_an_absurd_range_is_an_error():
 
 def test_holds_count_each_node_once_and_only_ours():
     text = (
-        f"n1|gpu:h100:8|100|{OURS}\nn1|gpu:h100:8|100|{OURS}\nn2|gpu:8|7|admin|x\nn3|(null)|101|{OURS}\n"
-        "n4|craynetwork:4,gpu:8|Unknown|none\n"
+        f"n1|gpu:h100:8|100|drained|{OURS}\nn1|gpu:h100:8|100|drained|{OURS}\nn2|gpu:8|7|draining|admin|x\n"
+        f"n3|(null)|101|down*|{OURS}\nn4|craynetwork:4,gpu:8|Unknown|idle*|none\n"
     )
     n1, n3 = (node.Hold(name, parse(OURS), when) for name, when in (("n1", 100.0), ("n3", 101.0)))
     assert node.parse_holds(text, every=False) == ([n1], 3)
@@ -237,13 +237,18 @@ def test_holds_count_each_node_once_and_only_ours():
 
 def test_a_hold_with_an_admins_second_line_is_not_ours():
     lines = (CORPUS / "22.05/sinfo_newline_in_reason.txt").read_text().splitlines(keepends=True)
-    timed = [line.replace(":8|", ":8|1795211587|") if line.startswith("n") else line for line in lines]
+    timed = [line.replace(":8|", ":8|1795211587|drained|") if line.startswith("n") else line for line in lines]
     holds, total = node.parse_holds("".join(timed), every=False)
     assert ([(one.node, one.time) for one in holds], total) == ([("n4", 1795211587.0)], 4)
 
 
+def test_a_reason_of_ours_that_outlives_its_drain_is_no_hold():
+    holds, total = node.parse_holds((CORPUS / "24.11/sinfo_holds.txt").read_text(), every=False)
+    assert ([one.node for one in holds], total) == (["n1", "n2", "n3"], 8)
+
+
 def test_a_node_that_the_budget_does_not_count_is_told_so():
-    text = f"n1|gpu:8|100|{OURS}\nn3|(null)|101|{OURS}\n"
+    text = f"n1|gpu:8|100|drained|{OURS}\nn3|(null)|101|drained|{OURS}\n"
     assert node.parse_holds(text, every=True, one="n3")[1] == 2
     with pytest.raises(ValueError, match="n3 is not among the 1 nodes"):
         node.parse_holds(text, every=False, one="n3")

@@ -39,10 +39,15 @@ def paths(**more):
     return output.paths(SLURM, Job(12, "n1", **given))
 
 
+def test_where_slurms_releases_fill_in_otherwise_both_names_are_given(asked):
+    older = f"/w/o-12-my job-games-{HOST}-0-4294967294-12-0-12-batch-%.out"  # 22.05 wrote exactly this
+    assert paths(stdout=EACH) == (older, older.replace(HOST, "n1"))  # and 26.05 this
+    assert paths(stdout="/w/%j-%2r", restart=3) == ("/w/12-%2r", "/w/12-03")
+
+
 @pytest.mark.parametrize(
     ("template", "answer", "name"),
     [
-        (EACH, LONE, f"/w/o-12-my job-games-{HOST}-0-4294967294-12-0-12-batch-%.out"),  # 22.05 wrote exactly this
         ("", LONE, "/w/slurm-12.out"),
         ("", TASK, "/w/slurm-6_3.out"),
         ("/w/%A/%3a", TASK, "/w/6/003"),
@@ -73,7 +78,7 @@ def test_what_was_thrown_away_is_not_looked_for(asked):
 
 
 def test_slurm_is_asked_once_and_only_where_the_environment_does_not_tell(asked):
-    assert paths(stdout="/w/%j-%u-%N", stderr="/w/%J") == ("/w/12", f"/w/12-games-{HOST}")
+    assert paths(stdout="/w/%j-%u", stderr="/w/%J") == ("/w/12", "/w/12-games")
     assert asked == []
     paths(stdout="/w/%x", stderr="/w/%A")
     assert [argv[-3:] for argv in asked] == [("12", "-o", "%A|%F|%K|%j")]
