@@ -34,7 +34,7 @@ def pytest_collection_finish():
 
 @pytest.fixture
 def settings(tmp_path):
-    """Every finding is a fault and drains. Paths are below `tmp_path`, with a boot id. This machine's Slurm is not asked."""
+    """Every finding is a fault and drains. Paths are below `tmp_path`, with a boot id. No real Slurm is asked."""
     boot = tmp_path / "proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text("boot\n")
