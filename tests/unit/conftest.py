@@ -23,7 +23,7 @@ trials.load_profile(os.environ.get("GPUHEALTH_TRIALS", "same"))
 
 def pytest_configure():
     """Keep journals and stores in memory if there is room: then no write waits for a disk."""
-    if os.path.isdir(MEMORY) and shutil.disk_usage(MEMORY).free > 1 << 30:
+    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 1 << 30:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
 
