@@ -41,8 +41,8 @@ def ended(journal: Journal, job: Job, outcome: str, now: float) -> str:
     restart = row[0] if row else job.restart
     journal.write(
         "INSERT INTO job (job, restart, uid, user, nodes, gpus, started, ended, exit_code, signal, derived, outcome)"
-        " VALUES (?, ?, ?, ?, ?, '', ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET ended = excluded.ended,"
-        " exit_code = excluded.exit_code, signal = excluded.signal, derived = excluded.derived,"
+        " VALUES (?, ?, ?, ?, ?, '', ?, ?, ?, ?, ?, ?) ON CONFLICT (job, restart) DO UPDATE SET"
+        " ended = excluded.ended, exit_code = excluded.exit_code, signal = excluded.signal, derived = excluded.derived,"
         " outcome = CASE outcome WHEN 'moved' THEN outcome ELSE excluded.outcome END",
         job.job_id,
         restart,

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from slurm_gpuhealth.config.settings import Paths
+from slurm_gpuhealth.node import journal
 from slurm_gpuhealth.node.journal import open_journal
 
 
@@ -234,6 +235,7 @@ def test_a_journal_that_is_a_folder_or_of_another_version_stops_nothing(paths):
 
 def test_killed_at_any_moment_the_next_program_finds_a_good_journal(paths):
     code = f"""
+from slurm_gpuhealth.node import journal
 from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.config.settings import Paths
 journal = open_journal(Paths(state={paths.state!r}, run={paths.run!r}))
@@ -297,3 +299,15 @@ def test_the_journal_is_plain_sqlite_for_an_admin(paths):
     with sqlite3.connect(os.path.join(paths.state, "journal.db")) as db:
         tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     assert {"state", "finding", "job", "diagnostic", "decision", "retest"} <= tables
+
+
+def test_the_sql_is_that_of_sqlite_3_34():
+    """Debian 11's: before 3.35 an upsert must name its key, and there is no RETURNING."""
+    package = os.path.dirname(os.path.dirname(journal.__file__))
+    for folder in ("node", "ship", "ladder", "hooks"):
+        for name in sorted(os.listdir(os.path.join(package, folder))):
+            if name.endswith(".py") and name != "postgresql.py":
+                with open(os.path.join(package, folder, name), encoding="utf-8") as file:
+                    text = file.read()
+                assert "ON CONFLICT DO UPDATE" not in text, name
+                assert " RETURNING " not in text, name

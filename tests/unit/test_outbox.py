@@ -85,7 +85,7 @@ def test_a_row_that_changes_waits_again_and_once(ships, change):
 
 def test_a_job_that_ends_without_our_prolog_waits_once(ships):
     ships.write(JOB, 1, 0)
-    ships.write(JOB + " ON CONFLICT DO UPDATE SET ended = 3", 1, 0)
+    ships.write(JOB + " ON CONFLICT (job, restart) DO UPDATE SET ended = 3", 1, 0)
     ships.write(JOB.replace("INSERT", "INSERT OR REPLACE"), 1, 0)
     assert waiting(ships) == [("run", 1, 0)]
 
