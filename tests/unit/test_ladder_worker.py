@@ -88,9 +88,9 @@ def cut(monkeypatch, world, node, what):
     def sleep(seconds):
         if seconds > 60 and world.running[-1].name == "worker" and "running" in node.reason and left:
             left.pop()(node)
-        world.sleep(seconds)
+        model.Cluster.sleep(world, seconds)
 
-    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(world, "sleep", sleep)  # not time.sleep: monkeypatch would undo that after the model has
 
 
 # ---- up, and back
