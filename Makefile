@@ -14,7 +14,7 @@ demo: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 test: lint unit integration
 
 unit: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
-	$(PYTHON) -m pytest tests/unit -n 2 --dist worksteal
+	$(PYTHON) -m pytest tests/unit -n 3 --dist worksteal
 
 # They wait far more than they work: six clusters keep two cores busy.
 integration: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1

@@ -101,7 +101,7 @@ def test_an_admins_drain_is_neither_overwritten_nor_extended_nor_resumed(lab):
         lab.check("n1")
     assert lab.reason("n1") == "fan replacement, Bob"
     assert lab.rows("n1", "SELECT count(*) FROM finding WHERE code = '79' AND cleared IS NULL")[0][0] >= 1
-    assert "an admin's" in lab.rows("n1", "SELECT result FROM decision ORDER BY id DESC")[0][0]
+    assert "an admin owns the node" in lab.rows("n1", "SELECT result FROM decision ORDER BY id DESC")[0][0]
 
 
 def test_an_admin_who_takes_over_our_hold_keeps_it(lab):
