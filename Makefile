@@ -21,10 +21,10 @@ integration: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 	$(PYTHON) -m pytest tests/integration -n 6
 
 # The long search: new random histories (SOAK=1000000 of them, or SOAK_MINUTES=60; SEED=N plays those of N again), then
-# what `make test` does in short: scribbled journals, hostile logs, kills at random points, a wave of 200 nodes.
+# what `make test` does in short: scribbled journals, hostile logs, slow calls, kills at random points, a wave of 200 nodes.
 soak: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 	@$(PYTHON) -m tests.soak
-	GPUHEALTH_SOAK=1 $(PYTHON) -m pytest tests/unit/test_journal_corrupt.py tests/unit/test_logs.py tests/unit/test_logs_worst.py
+	GPUHEALTH_SOAK=1 $(PYTHON) -m pytest tests/unit/test_journal_corrupt.py tests/unit/test_logs*.py tests/unit/test_deadline.py
 	GPUHEALTH_SOAK=1 $(PYTHON) -m pytest tests/integration -n 6 -o timeout=7200 -k "killed or when_every_node_fails"
 
 bench: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
