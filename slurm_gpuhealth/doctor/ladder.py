@@ -37,15 +37,15 @@ def _reboot(config: Config, entry: Entry | None) -> Iterator[Line]:
     elif entry and (entry.kind != "file" or not entry.runs):
         what = f"RebootProgram={program} is no program here: slurmd reboots nothing, and says so in its log alone"
         yield Line("reboot", "FAIL", what, f"chmod 755 {entry.path}, or correct the path")
-    elif entry and entry.unsafe:  # Slurm 26.05 looks at the file itself
-        what, _, remedy = entry.unsafe[0].rpartition(": ")
-        yield Line("reboot", "FAIL", f"RebootProgram={program}: {what}: Slurm 26.05 and later do not start it", remedy)
     elif first(config, "ReturnToService") == "2":
         what = (
             "reboot.enabled is true, but ReturnToService=2: Slurm would put a rebooted node into service untested,"
             " so gpuhealth reboots none"
         )
         yield Line("reboot", "FAIL", what, "in slurm.conf: ReturnToService=1")
+    elif entry and entry.unsafe:  # Slurm 26.05 looks at the file itself
+        what, _, remedy = entry.unsafe[0].rpartition(": ")
+        yield Line("reboot", "FAIL", f"RebootProgram={program}: {what}: Slurm 26.05 and later do not start it", remedy)
     elif limit < BOOT:
         what = f"ResumeTimeout is {limit} s: Slurm gives up a node that takes longer to boot (reboot timed out)"
         yield Line("reboot", "warn", what, f"in slurm.conf: ResumeTimeout={2 * BOOT}")

@@ -288,7 +288,9 @@ def _expedite(config: Config, version: tuple[int, ...], settings: Settings, list
             names = ", ".join(os.path.basename(one.path) for one in later)
             what = f"Epilog: after a job of --requeue=expedite that we hand back, Slurm does not run {names}"
             path = entries[ours[0]].path
-            yield Line("expedite", "warn", what, f"mv {path} {os.path.dirname(path)}/00-gpuhealth")
+            folder = os.path.dirname(path)
+            alone = path in config["Epilog"]
+            yield Line("expedite", "warn", what, "let it run last" if alone else f"mv {path} {folder}/00-gpuhealth")
             return
         what = "a failed job of --requeue=expedite whose GPU is broken starts elsewhere at once"
     yield Line("expedite", "ok", what)

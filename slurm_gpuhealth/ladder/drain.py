@@ -127,12 +127,16 @@ def _try(run: Run, before: NodeRecord, faults: Faults, worst: Judged) -> Outcome
         return Outcome("acked", again=True)
     if ours and ours.state == "claim":
         return _settle(run, before)
+    if before.owner != "slurm":
+        journal.put("admins", before.owner == "admin" or None)
     plan, wanted = hold.plan_drain(before), entry.reason(settings, journal, before, worst, run.now, run.job)
     if ours and entry.is_higher(wanted, ours):
         higher = replace(wanted, since=ours.since, by=ours.by, to=ours.to, boots=max(wanted.boots, ours.boots))
         if len({ours.gpu, wanted.gpu, None}) < 3:  # what hands have done to one GPU is not done to another
             higher = replace(higher, done=ours.done)
         return _became(hold.reword(settings.slurm, before.name, higher), higher, run.now)
+    if plan.action == "adopt" and journal.get("admins"):
+        return Outcome("admin", f"an admin owned the node, and Slurm has written over the reason: {before.reason!r}")
     if plan.action in ("ours", "leave"):
         return _became(hold.Change(plan, before, before, done=bool(ours)), wanted, run.now)
     return _claim(run, before, faults, wanted)

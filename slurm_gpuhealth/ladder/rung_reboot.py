@@ -144,6 +144,8 @@ def _order(climb: Climb) -> None:
         except control.ControllerDown:
             if control.show_node(settings.slurm, climb.node).ours != wanted:  # it may have received the order
                 raise
+        kept = journal.get("hold") or {"since": record.reason_time}
+        journal.put("hold", {**kept, "reason": reasons.write(wanted)})  # Slurm may write over it before we see it again
     finally:
         if turn is not None:
             os.close(turn)

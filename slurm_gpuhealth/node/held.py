@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
     from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.node.journal import Journal
-    from slurm_gpuhealth.slurm.node import NodeRecord
+    from slurm_gpuhealth.slurm.node import Event, NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
 MEANWHILE = 2.0
 """Seconds of tolerance: slurmctld's times are whole seconds."""
 SETTLING = 2.0
 """Seconds that a claim waits before it counts the held nodes again."""
-REGISTERED = ("gres/", "Low ")
-"""How Slurm's reason begins if slurmd has less than is configured."""
+REGISTERED = "gres/"
+"""How Slurm's reason begins if slurmd has fewer GPUs than configured."""
 BEFORE = 600.0
 """A hold's faults were decided on at most so many seconds before it began by slurmctld's clock."""
 
@@ -32,9 +32,12 @@ def look_at_hold(settings: Settings, journal: Journal, node: str, now: float) ->
     """Read the node's record and note what became of our hold. If Slurm gives no answer: None, and it is logged."""
     lane = turn(settings)
     try:
-        found = show(settings, journal, node)
+        found = control.show_node(settings.slurm, node)
         if lane is not None:  # otherwise another program of ours may be changing it just now
+            found = restored(settings, journal, found)
             follow_hold(settings, journal, found, now)
+            if found.owner == "none" and journal.get("admins"):  # back in service
+                journal.put("admins", None)
             heed(journal, "check", found, now, None)
         return found
     except (control.SlurmError, ValueError) as error:
@@ -46,23 +49,41 @@ def look_at_hold(settings: Settings, journal: Journal, node: str, now: float) ->
 
 
 def show(settings: Settings, journal: Journal, node: str) -> NodeRecord:
-    """The node's record, with our reason put back if Slurm has written over it. Raises control.SlurmError.
+    """The node's record, with our reason put back if Slurm has written over it. Raises control.SlurmError."""
+    return restored(settings, journal, control.show_node(settings.slurm, node))
+
+
+def restored(settings: Settings, journal: Journal, found: NodeRecord) -> NodeRecord:
+    """The record after our reason was put back, or `found` if Slurm has not written over it. Raises control.SlurmError.
 
     From 23.02 on Slurm does so each time that slurmd registers with fewer GPUs than configured. An admin's resume looks
     the same if Slurm then drains the node again at once: it was never in service.
     """
-    found, kept = control.show_node(settings.slurm, node), journal.get("hold")
-    if not kept or found.owner != "slurm" or not found.reason.startswith(REGISTERED):
+    kept = journal.get("hold")
+    if not kept or not _is_written_over(found):
         return found
-    if remark.read_said(found.comment).acks:  # undone
+    ours = reason.parse(kept["reason"])
+    if ours is None or ours.state == "claim" or _is_request(ours):  # undone, or cancelled: the text was Slurm's before
         return found
-    if "DRAIN" in found.flags:
-        control.set_text(settings.slurm, node, kept["reason"])
-    elif " reboot running" in kept["reason"]:  # ours, DOWN without a drain
-        control.put_out(settings.slurm, node, "DRAIN", kept["reason"])
-    else:
+    if remark.read_said(found.comment).acks.get(ours.fact, 0.0) > time.time():
         return found
-    return control.show_node(settings.slurm, node)
+    if "DRAIN" not in found.flags and " reboot running" not in kept["reason"]:  # DOWN after another's reboot
+        return found
+    if any(_is_an_admins(one, kept) for one in control.events(settings.slurm, [found.name])):
+        return found
+    from slurm_gpuhealth.slurm import hold
+
+    return hold.restore(settings.slurm, found, kept["reason"])
+
+
+def _is_written_over(found: NodeRecord) -> bool:
+    return found.owner == "slurm" and found.reason.startswith(REGISTERED)
+
+
+def _is_an_admins(event: Event, kept: dict[str, Any]) -> bool:
+    """Whether an admin took the node out of service after we saw our hold stand."""
+    ours_or_slurms = event.reason.startswith(reason.PREFIX) or reason.is_slurms(event.reason)
+    return bool(event.reason) and not ours_or_slurms and event.start >= kept.get("seen", kept["since"]) - MEANWHILE
 
 
 def follow_hold(settings: Settings, journal: Journal, found: NodeRecord, now: float) -> None:
@@ -92,6 +113,8 @@ def _how_lost(settings: Settings, found: NodeRecord, kept: dict[str, Any]) -> st
     """How slurmctld may have lost a hold that is gone; "" if an admin ended it. Raises control.SlurmError."""
     if found.owner == "admin":  # the reason is the admin's own
         return ""
+    if _is_written_over(found) and " claim " in f"{kept['reason']} ":
+        return "Slurm wrote over our claim"
     if "seen" not in kept:
         return "nobody saw it stand after it was written"
     up = control.up(settings.slurm)

@@ -155,11 +155,24 @@ def put(slurm: settings.Slurm, before: NodeRecord, reason: Reason) -> NodeRecord
     without = before.base == "DOWN" and "DRAIN" not in before.flags
     write = control.drain if without else control.set_reason
     after = _order(slurm, before, lambda: write(slurm, before.name, reason), reasons.write(reason))
-    if without and after.base != "DOWN" and _says(after, reason):
-        say(f"{before.name}: somebody resumed it just before our order: it is given back", error=True)
-        control.undrain(slurm, before.name)
-        return control.show_node(slurm, before.name)
-    return after
+    return _unless_resumed(slurm, after) if without and _says(after, reason) else after
+
+
+def restore(slurm: settings.Slurm, before: NodeRecord, text: str) -> NodeRecord:
+    """Put our reason `text` back where Slurm has written over it, and the drain after a reboot; the record after it."""
+    if "DRAIN" in before.flags:
+        return put_text(slurm, before, text)
+    after = _order(slurm, before, lambda: control.put_out(slurm, before.name, "DRAIN", text), text)
+    return _unless_resumed(slurm, after) if after.reason == text else after
+
+
+def _unless_resumed(slurm: settings.Slurm, after: NodeRecord) -> NodeRecord:
+    """Give a node back that was DOWN before our order, and is not DOWN after it: an admin resumed it in between."""
+    if after.base == "DOWN":
+        return after
+    say(f"{after.name}: somebody resumed it just before our order: it is given back", error=True)
+    control.undrain(slurm, after.name)
+    return control.show_node(slurm, after.name)
 
 
 def put_text(slurm: settings.Slurm, before: NodeRecord, text: str) -> NodeRecord:

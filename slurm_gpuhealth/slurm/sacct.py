@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from slurm_gpuhealth import child
 from slurm_gpuhealth.outcomes import Attempt
 from slurm_gpuhealth.say import say
-from slurm_gpuhealth.slurm.control import NO_ANSWER, ControllerDown, NoProgram, Refused
+from slurm_gpuhealth.slurm import control
+from slurm_gpuhealth.slurm.control import NO_ANSWER, ControllerDown, NoProgram, Refused, SlurmError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -103,7 +104,24 @@ def ended(settings: Settings, since: float, until: float, jobs: Sequence[int] = 
     rows, bad = read_jobs(text, delimiter, fields)
     if bad:
         say(f"sacct: {len(bad)} of the jobs of {stamp(since)} can't be read and are left out; the first: {bad[0]}")
+    if any(map(_has_failed, rows)) and _has_expedited(settings):
+        rows = [one._replace(attempt=one.attempt._replace(state="FAILED")) if _has_failed(one) else one for one in rows]
     return sorted((row for row in rows if since <= row.attempt.end < until), key=lambda row: row.attempt.start)
+
+
+def _has_failed(row: Ended) -> bool:
+    """Whether a REQUEUED run has failed first, if nothing but --requeue=expedite requeues for an exit code."""
+    return row.attempt.state == "REQUEUED" and row.attempt.exit_code != 0
+
+
+def _has_expedited(settings: Settings) -> bool:
+    """Whether Slurm has jobs of --requeue=expedite: it calls each of their failed runs REQUEUED (26.05)."""
+    try:
+        config = control.config(settings.slurm)
+    except SlurmError:
+        return False
+    codes = config.get("RequeueExit", ()) + config.get("RequeueExitHold", ())  # these codes ask to be requeued
+    return "enable_expedited_requeue" in ",".join(config.get("SlurmctldParameters", ())) and not any(codes)
 
 
 def noted(settings: Settings, since: float, until: float) -> list[Noted]:
@@ -176,14 +194,9 @@ def nodes_of(text: str) -> tuple[str, ...]:
         raise ValueError(f"nodes: {error}") from None
 
 
-def job_state(text: str, code: tuple[int, int], derived: tuple[int, int]) -> str:
-    """Slurm's state in one word. A job that failed because a step ran out of memory is OUT_OF_MEMORY too.
-
-    REQUEUED with an exit code means that the run failed: so does every failed run of --requeue=expedite (26.05).
-    """
+def job_state(text: str, derived: tuple[int, int]) -> str:
+    """Slurm's state in one word; a job that failed because a step ran out of memory is OUT_OF_MEMORY."""
     state = text.split()[0] if text.split() else ""
-    if state == "REQUEUED" and code[0]:
-        state = "FAILED"
     return "OUT_OF_MEMORY" if state == "FAILED" and derived[1] == OOM else state
 
 
@@ -244,7 +257,7 @@ def _ended(cell: Mapping[str, str]) -> Ended | None:
     failed, line = cell.get("FailedNode", ""), cell.get("SubmitLine", "")
     attempt = Attempt(
         int(cell["JobIDRaw"]), 0, cell["User"] or cell["UID"], cell["Account"], cell["JobName"][:MAX_NAME],
-        int(array) if task else None, job_state(cell["State"], (code, signal), derived), code, signal,
+        int(array) if task else None, job_state(cell["State"], derived), code, signal,
         min(start, end), end, nodes, failed_node=failed if failed in nodes else None, submit=hashed(line),
     )  # fmt: skip
     restarts = cell.get("Restarts", "")

@@ -44,9 +44,23 @@ def read(text):
     return [row.attempt for row in rows], bad
 
 
-def test_a_run_that_failed_before_it_was_put_back_has_failed():
-    rows, _ = read(line(1, State="REQUEUED", ExitCode="3:0") + line(2, State="REQUEUED", ExitCode="0:0"))
-    assert [(one.state, one.exit_code) for one in rows] == [("FAILED", 3), ("REQUEUED", 0)]
+@pytest.mark.parametrize(
+    ("config", "state"),
+    [
+        ({"SlurmctldParameters": ("enable_expedited_requeue",)}, "FAILED"),
+        ({"SlurmctldParameters": ("enable_expedited_requeue",), "RequeueExit": ("42",)}, "REQUEUED"),
+        ({}, "REQUEUED"),
+    ],
+)
+def test_a_failed_run_of_expedited_requeue_has_failed_and_other_requeued_runs_have_not(monkeypatch, config, state):
+    text = line(1, State="REQUEUED", ExitCode="3:0") + line(2, State="REQUEUED", ExitCode="0:0")
+    monkeypatch.setattr(sacct, "_fields", lambda *_: set())
+    monkeypatch.setattr(sacct, "FIELDS", FIELDS)
+    monkeypatch.setattr(sacct.secrets, "token_hex", lambda _: DELIMITER)
+    monkeypatch.setattr(sacct, "ask", lambda *_: text)
+    monkeypatch.setattr(sacct.control, "config", lambda _: config)
+    found = sacct.ended(Settings(), 0.0, 3000.0)
+    assert [(one.attempt.state, one.attempt.exit_code) for one in found] == [(state, 3), ("REQUEUED", 0)]
 
 
 @pytest.mark.parametrize("version", ["22.05", "24.11", "26.05"])

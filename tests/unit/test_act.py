@@ -16,7 +16,7 @@ from slurm_gpuhealth.node import held, jobs, record
 from slurm_gpuhealth.node.environment import Job
 from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.slurm import control, reason, remark
-from slurm_gpuhealth.slurm.node import Hold, NodeRecord
+from slurm_gpuhealth.slurm.node import Event, Hold, NodeRecord
 from slurm_gpuhealth.slurm.reason import Reason
 
 NOW = time.time()
@@ -290,7 +290,7 @@ def test_where_slurm_has_written_over_our_reason_it_is_put_back(settings, journa
     slurm.reason, slurm.flags = FEWER, frozenset({"DRAIN", "INVALID_REG"})
     assert held.look_at_hold(settings, journal, "n1", NOW).ours == reason.parse(ours)
     assert (slurm.reason, modes(journal)) == (ours, ["enforce"])
-    slurm.reason, slurm.comment = FEWER, remark.write_said("", remark.Said({"Xid48": NOW + 60}))
+    slurm.reason, slurm.comment = FEWER, remark.write_said("", remark.Said({"Xid48": NOW + 86400}))
     assert held.look_at_hold(settings, journal, "n1", NOW).ours is None  # undone, and drained by Slurm at once
 
 
@@ -300,6 +300,67 @@ def test_also_after_our_reboot_which_leaves_the_node_down(settings, journal, slu
         slurm.base, slurm.reason, slurm.flags = "DOWN", FEWER, frozenset({"INVALID_REG"})
         journal.put("hold", {"reason": kept, "since": NOW, "seen": NOW})
         assert held.show(settings, journal, "n1").reason == wanted
+
+
+@pytest.mark.parametrize(
+    ("kept", "text", "comment", "events"),
+    [
+        ("Xid48 GPU* L3 queued", "Low RealMemory (reported:3 < 80.00% of configured:8)", "", ()),
+        ("asked GPU* L3 queued by=root", FEWER, "", ()),  # cancelled: Slurm's own drain was there before
+        ("Xid48 GPU* L3 claim", FEWER, "", ()),
+        ("Xid48 GPU* L3 queued", FEWER, "ack", ()),
+        ("Xid48 GPU* L3 queued", FEWER, "", ("RMA ticket: chassis open",)),
+    ],
+)
+def test_what_slurm_may_not_have_written_over_our_reason_stays(
+    settings, journal, slurm, monkeypatch, kept, text, comment, events
+):
+    journal.put("hold", {"reason": f"gpuhealth:{kept}", "since": NOW - 60, "seen": NOW - 30})
+    slurm.reason, slurm.flags = text, frozenset({"DRAIN", "INVALID_REG"})
+    if comment:
+        slurm.comment = remark.write_said("", remark.Said({"Xid48": NOW + 86400}))
+    said = [Event("n1", NOW - 20, 0.0, "DRAIN", one) for one in (*events, FEWER)]
+    monkeypatch.setattr(control, "events", lambda *_: said)
+    assert held.show(settings, journal, "n1").reason == text
+    assert slurm.orders == []
+
+
+def test_an_old_ack_or_that_of_another_fault_does_not_keep_our_reason_away(settings, journal, slurm):
+    ours = "gpuhealth:Xid48 GPU* L3 queued"
+    for said in ({"Xid48": NOW - 60}, {"remap": NOW + 86400}):
+        journal.put("hold", {"reason": ours, "since": NOW, "seen": NOW})
+        slurm.reason, slurm.flags = FEWER, frozenset({"DRAIN"})
+        slurm.comment = remark.write_said("", remark.Said(said))
+        assert held.show(settings, journal, "n1").reason == ours
+
+
+def test_an_admins_order_just_before_ours_is_put_back(settings, journal, slurm, monkeypatch):
+    journal.put("hold", {"reason": "gpuhealth:Xid48 GPU* L3 queued", "since": NOW - 60, "seen": NOW - 30})
+    slurm.reason, slurm.flags, slurm.time = FEWER, frozenset({"DRAIN"}), NOW - 20
+    said = [[], [Event("n1", NOW - 10, 0.0, "DRAIN", "PSU, JD")]]
+    monkeypatch.setattr(control, "events", lambda *_: said.pop(0))
+    assert held.show(settings, journal, "n1").reason == "PSU, JD"
+
+
+def test_a_claim_that_slurm_has_written_over_is_no_resume(settings, journal, slurm):
+    fault(journal, settings)
+    slurm.meanwhile = lambda: setattr(slurm, "reason", FEWER)
+    assert act.act(settings, journal, "check", "n1", NOW) in ("drained", "held", "undecided")
+    assert modes(journal) == ["enforce"]
+
+
+def test_an_admins_drain_that_slurm_has_written_over_is_not_taken_over(settings, journal, slurm):
+    slurm.reason, slurm.flags = "disk swap, do not touch", frozenset({"DRAIN"})
+    found = Finding(NOW, "nvml", "lost", "", Gpu(uuid="GPU-3"), standing=True)
+    record.keep(journal, settings, [found], NOW)
+    assert act.act(settings, journal, "check", "n1", NOW) == "admin"
+    slurm.reason = FEWER
+    assert act.act(settings, journal, "check", "n1", NOW) == "admin"
+    assert slurm.orders == []
+    slurm.resume()
+    held.look_at_hold(settings, journal, "n1", NOW)
+    slurm.reason, slurm.flags = FEWER, frozenset({"DRAIN"})
+    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
 
 
 def test_what_an_admin_holds_now_was_never_lost(settings, journal, slurm):
