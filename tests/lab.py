@@ -190,6 +190,8 @@ class Lab(Cluster):
 
     def _pulse(self, node: str) -> None:
         """Start the node's health check, as slurmd does, unless one that we started runs or has just begun."""
+        if not self.daemons.alive(f"slurmd-{node}"):  # it reboots: nothing of ours runs there
+            return
         began, check = self.pulses.get(node, (0.0, None))
         busy = sum(one.poll() is None for _, one in self.pulses.values())
         if (check is None or check.poll() is not None) and time.monotonic() - began > PULSE and busy < 4:
