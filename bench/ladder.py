@@ -24,7 +24,7 @@ def main() -> int:
     short = []
     with lab:
         for node in lab.names:
-            lab.until_checked(node)
+            until(lambda: lab.journal(node, "checked"), f"the first check of {node}")  # noqa: B023
         for line in [local(lab), remote(lab), ended(lab)]:
             print(line, flush=True)
             short += [line] if line.endswith("SHORT") else []
@@ -37,7 +37,7 @@ def local(lab: Lab) -> str:
     lab.wait(job, "RUNNING")
     lab.configure('[[policy]]\nfinding = "xid:119"\nseverity = "fault"\nrung = "L3"\n')
     lab.inject("n1", "xid", 119, "--gpu", 3)
-    lab.until_reason("n1", "L3 queued")
+    until(lambda: "L3 queued" in lab.reason("n1"), "the hold")  # by slurmd's own checks alone
     lab.wait(job, "COMPLETED")
     return bench("ladder-start-local", seconds_until_running(lab, "n1"), INTERVAL + START)
 
@@ -70,7 +70,7 @@ def ended(lab: Lab) -> str:
 def seconds_until_running(lab: Lab, node: str) -> float:
     until(lambda: "CPUAlloc=0" in lab.node(node), f"{node} without a job")
     began = time.monotonic()
-    lab.until_reason(node, "L3 running", 120)
+    until(lambda: "L3 running" in lab.reason(node), "level 3", 120)
     return time.monotonic() - began
 
 

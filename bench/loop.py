@@ -26,7 +26,7 @@ def main() -> int:
     lab = Lab(fresh("bench"), nodes=1, gpus=8, dbd=False, health_interval=10, poll="1h")
     short = []
     with lab:
-        lab.until_checked("n1")
+        until(lambda: lab.journal("n1", "checked"), "the first check")
         lab.configure(interval=600)
         for line in [*cpu(lab), *calls(lab), *together(lab), *latency(lab)]:
             print(line, flush=True)

@@ -50,6 +50,8 @@ MILD = re.compile(rb"(?:\b|user)(?:warn(?:ing)?|info|debug|deprecated|retrying|s
 """What such a line reports did not end a job."""
 EXCEPTION = re.compile(rb"(?:error|exception|interrupt|exit|timeout|abort)(?::|\(|\s*$)")
 FRAME = re.compile(rb'file "[^"\n]{1,400}", line \d{1,9}(?:, in \S{1,80})?\s*$')
+SAYS = re.compile(rb"\s{0,80}[\w.]{1,80}: ")
+"""`RuntimeError: ...`, `NVRM: Xid ...`: a message, not code, though it is indented below a frame."""
 QUOTED = 4
 """Lines of a statement that Python 3.13 and later quote; earlier ones quote its first."""
 ROOT = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d{1,6})")
@@ -230,7 +232,8 @@ def quoted(low: bytes, start: int, line: bytes) -> bool:
         above = low[max(0, start - LONG) : start - 1].rpartition(b"\n")[2]
         frame = FRAME.search(above)
         if frame:
-            return all(one.startswith(above[: frame.start()] + b"  ") for one in quote)
+            code = all(one.startswith(above[: frame.start()] + b"  ") for one in quote)
+            return code and not SAYS.match(line, frame.start())
         quote.append(above)
         start -= len(above) + 1
     return False

@@ -120,6 +120,13 @@ def test_a_line_of_the_program_that_a_traceback_quotes_is_not_its_error(before: 
     assert bare.text == error
 
 
+@pytest.mark.parametrize("said", ["RuntimeError: CUDA error: uncorrectable ECC error encountered"])
+def test_an_error_that_a_logger_indents_below_a_frame_is_read(said: str) -> None:
+    reading = read_text(f'  File "/home/u/a.py", line 7, in step\n    {said}\n')
+    assert reading.cause is not None
+    assert reading.cause.text.strip() == said
+
+
 def test_library_frames_are_not_the_users() -> None:
     text = (
         'Traceback (most recent call last):\n  File "/home/kim/my.py", line 1, in go\n'
