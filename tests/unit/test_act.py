@@ -344,9 +344,28 @@ def test_an_admins_order_just_before_ours_is_put_back(settings, journal, slurm, 
 
 def test_a_claim_that_slurm_has_written_over_is_no_resume(settings, journal, slurm):
     fault(journal, settings)
-    slurm.meanwhile = lambda: setattr(slurm, "reason", FEWER)
-    assert act.act(settings, journal, "check", "n1", NOW) in ("drained", "held", "undecided")
+    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
+    kept = journal.get("hold")
+    journal.put("hold", {**kept, "reason": "gpuhealth:Xid48 GPU* L3 claim since=11-20T12:03Z", "seen": time.time()})
+    slurm.reason = FEWER
+    held.look_at_hold(settings, journal, "n1", time.time())
     assert modes(journal) == ["enforce"]
+
+
+def test_who_resumes_the_node_just_before_our_reason_comes_back_has_it_in_service(
+    settings, journal, slurm, monkeypatch
+):
+    slurm.base, slurm.reason, slurm.flags = "DOWN", FEWER, frozenset({"INVALID_REG"})
+    ours = "gpuhealth:Xid79 GPU3 reboot running since=11-20T12:03Z boots=1"
+    journal.put("hold", {"reason": ours, "since": NOW, "seen": NOW})
+
+    def resumed_first(settings, name, state, text):
+        slurm.base = "IDLE"
+        slurm.put_out(settings, name, state, text)
+
+    monkeypatch.setattr(control, "put_out", resumed_first)
+    assert held.show(settings, journal, "n1").reason == ""
+    assert slurm.orders[-1] == "undrain"
 
 
 def test_an_admins_drain_that_slurm_has_written_over_is_not_taken_over(settings, journal, slurm):

@@ -88,6 +88,7 @@ def test_it_is_asked_for_with_the_count_one_higher_and_written_down_first(slurm,
     with pytest.raises(HoldLost):
         reboot.run(climb)
     assert reboots(slurm) == [ASKED]
+    assert climb.journal.get("hold")["reason"] == write(ASKED)  # what is put back if Slurm writes over it
 
 
 def test_after_it_level_2_is_run_and_no_second_one_asked_for(slurm, climb, settings):
