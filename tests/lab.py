@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,8 +169,7 @@ class Lab(Cluster):
                 scenario.pop(how, None)
             fakes.save(str(self.lab / "nodes" / node), scenario)
             fakes.inject(self.lab / "nodes" / node, "reboot")
-            for folder in ("state", "run"):
-                shutil.rmtree(self.lab / "nodes" / node / folder, ignore_errors=True)
+            self.forget(node)
             self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
             self.run("scontrol", "update", f"NodeName={node}", "Extra=", "Comment=")  # what outlives the hold
         for node in sorted(self.touched):
@@ -177,6 +177,17 @@ class Lab(Cluster):
         self.at_rest()
         self.stale -= self.touched
         self.touched.clear()
+
+    def forget(self, node: str, *folders: str) -> None:
+        """The node loses its journal and what it keeps until the next boot, or these `folders` alone, all at once.
+
+        A program that runs there keeps its open files, and may close and remove them while we remove them too.
+        """
+        for folder in folders or ("state", "run"):
+            lost = Path(tempfile.mkdtemp(prefix="lost-", dir=self.lab / "nodes" / node))
+            with contextlib.suppress(FileNotFoundError):
+                (self.lab / "nodes" / node / folder).rename(lost / folder)
+            shutil.rmtree(lost, ignore_errors=True)
 
     def until(self, ask: Callable[[], object], what: str, *nodes: str):
         """Poll `ask`, as `daemons.until` does. Meanwhile `nodes`, or those that a test has touched, keep checking."""

@@ -1,7 +1,6 @@
 """The ladder on real Slurm: a drained node proves itself fit or broken, by itself."""
 
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -113,7 +112,7 @@ def test_a_lost_journal_does_not_lose_the_way(lab):
     fault(lab, "n1")
     lab.until_reason("n1", "L3 running")
     os.kill(worker(lab, "n1"), signal.SIGKILL)
-    shutil.rmtree(lab.lab / "nodes/n1/state")
+    lab.forget("n1", "state")
     until_back(lab, "n1")
     assert result(lab, "n1").outcome == "pass"
 

@@ -1,6 +1,5 @@
 """Rungs reset, reboot and RMA on real Slurm: what Slurm makes of our reboot, and what the ladder makes of that."""
 
-import shutil
 import tarfile
 import time
 
@@ -54,7 +53,7 @@ def test_our_reboot_leaves_the_node_down_without_the_drain_and_resume_ends_that(
     lab.configure(poll="1h")
     boot(lab, "n1", seconds=6)
     began = time.time()
-    shutil.rmtree(lab.lab / "nodes/n1/state")  # so that it does not know of a hold, and does not climb
+    lab.forget("n1", "state")  # so that it does not know of a hold, and does not climb
     order(lab, "n1")
     assert lab.state("n1") == "DOWN+DRAIN+REBOOT_ISSUED"
     assert lab.reason("n1") == f"{write(OURS)} : reboot issued"
@@ -93,7 +92,7 @@ def test_without_its_journal_a_node_knows_that_it_has_rebooted_also_when_it_was_
     boot(lab, "n2", seconds=seconds)
     lab.inject("n2", "xid", 119, "--gpu", 3)
     lab.until_reason("n2", "boots=1 : reboot issued")
-    shutil.rmtree(lab.lab / "nodes/n2/state")
+    lab.forget("n2", "state")
     lab.until(lambda: lab.state("n2") == "IDLE" and result(lab, "n2"), "service")
     assert steps(lab, "n2")[-1:] == [("reboot", "pass", "back")]
     assert result(lab, "n2").boots in (1, 2)  # the order may be given again by a node that lost its journal before it

@@ -1,7 +1,6 @@
 """A drain wave on a real cluster: the budget stops it, one command undoes it, and it stays undone."""
 
 import json
-import shutil
 import subprocess
 import time
 
@@ -98,8 +97,7 @@ def test_an_ack_outlives_the_journal_and_keeps_the_sites_own_comment(lab):
     line = lab.node("n2")
     assert " Comment=rack 7, JD gpuhealth: ack Xid79 until " in line
     assert ", ack lost until " in line
-    for folder in ("state", "run"):
-        shutil.rmtree(lab.lab / "nodes/n2" / folder, ignore_errors=True)
+    lab.forget("n2")
     lab.until(lambda: lab.rows("n2", "SELECT 1 FROM finding WHERE mode = 'acked' AND code = 'lost'"), "the ack found")
     lab.check("n2")
     assert lab.reason("n2") == ""
