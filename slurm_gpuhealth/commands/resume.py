@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.slurm.node import NodeRecord
 
 SERVING = ("IDLE", "MIXED", "ALLOCATED")
+INVALID = "Invalid node state"
+TOO_FEW = (
+    "while slurmd reports fewer GPUs than configured (INVALID_REG), Slurm keeps the node drained; mend its GPUs, or"
+    " gres.conf and Gres= in slurm.conf, then restart slurmd there"
+)
 NO_RIGHTS = ("Invalid user id", "Access/permission denied", "access or permission denied")
 
 
@@ -92,7 +97,8 @@ def why_not(error: control.Refused | control.NoProgram) -> str:
         return (
             "Slurm does not let you change nodes: be root or have AdminLevel Administrator (sacctmgr show user $USER)"
         )
-    return (error.text if isinstance(error, control.Refused) else "") or str(error)
+    said = (error.text if isinstance(error, control.Refused) else "") or str(error)
+    return f"{said}: {TOO_FEW}" if INVALID in said else said
 
 
 def not_ours(record: NodeRecord) -> tuple[bool, str]:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 import click
 
 from slurm_gpuhealth.commands import common
-from slurm_gpuhealth.commands.resume import SERVING, settings_or_defaults, tell, why_not
+from slurm_gpuhealth.commands.resume import INVALID, SERVING, TOO_FEW, settings_or_defaults, tell, why_not
 from slurm_gpuhealth.findings import RUNGS
 from slurm_gpuhealth.frozen import frozen, replace
 from slurm_gpuhealth.ladder import ask as asking
@@ -22,7 +22,7 @@ from slurm_gpuhealth.slurm import reason as reasons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from slurm_gpuhealth.config.settings import Settings
@@ -186,15 +186,24 @@ def _give_back(settings: Settings, ready: list[NodeRecord], until: float, now: f
         if remark.read_said(one.comment).was or one.base == "DOWN":
             if comment is not None:
                 control.set_remarks(settings.slurm, one.name, comment=comment)
-            hold.give_back(settings.slurm, one.name)
+            _unless_invalid(lambda: hold.give_back(settings.slurm, one.name))  # noqa: B023
         else:
             groups.setdefault(comment, []).append(one.name)
     for comment, names in groups.items():
         for first in range(0, len(names), AT_ONCE):
             some = names[first : first + AT_ONCE]
-            control.undrain_all(settings.slurm, some, comment)
+            _unless_invalid(lambda: control.undrain_all(settings.slurm, some, comment))  # noqa: B023
             before = [one for one in ready if one.name in some]
             hold.put_back(settings.slurm, before, before)
+
+
+def _unless_invalid(order: Callable[[], object]) -> None:
+    """Slurm carries the order out on the other nodes if one may not leave its drain; `_trouble` tells of that one."""
+    try:
+        order()
+    except control.Refused as error:
+        if INVALID not in error.text:
+            raise
 
 
 def _acknowledge(settings: Settings, others: list[NodeRecord], facts: list[str], until: float, now: float) -> None:
@@ -257,7 +266,7 @@ def _trouble(before: NodeRecord, after: NodeRecord | None) -> str:
     if after is None:
         return "Slurm does not show it any more"
     if "DRAIN" in after.flags:
-        return f"still drained: {after.reason!r}"
+        return f"still drained: {after.reason!r}" + (f": {TOO_FEW}" if "INVALID_REG" in after.flags else "")
     if after.base not in SERVING:
         return (
             f"no longer drained, but {after.base}; once it is well: scontrol update NodeName={after.name} State=RESUME"

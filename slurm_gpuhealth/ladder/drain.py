@@ -19,7 +19,7 @@ import time
 
 from slurm_gpuhealth.frozen import frozen, replace
 from slurm_gpuhealth.node import decisions, record
-from slurm_gpuhealth.node.held import follow_hold, heed, show, turn
+from slurm_gpuhealth.node.held import follow_hold, heed, note_owner, show, turn
 from slurm_gpuhealth.policy import judge
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control, hold, reason
@@ -127,8 +127,7 @@ def _try(run: Run, before: NodeRecord, faults: Faults, worst: Judged) -> Outcome
         return Outcome("acked", again=True)
     if ours and ours.state == "claim":
         return _settle(run, before)
-    if before.owner != "slurm":
-        journal.put("admins", before.owner == "admin" or None)
+    note_owner(journal, before)
     plan, wanted = hold.plan_drain(before), entry.reason(settings, journal, before, worst, run.now, run.job)
     if ours and entry.is_higher(wanted, ours):
         higher = replace(wanted, since=ours.since, by=ours.by, to=ours.to, boots=max(wanted.boots, ours.boots))

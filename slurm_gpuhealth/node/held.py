@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
     from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.node.journal import Journal
-    from slurm_gpuhealth.slurm.node import Event, NodeRecord
+    from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
 MEANWHILE = 2.0
 """Seconds of tolerance: slurmctld's times are whole seconds."""
 SETTLING = 2.0
 """Seconds that a claim waits before it counts the held nodes again."""
-REGISTERED = "gres/"
-"""How Slurm's reason begins if slurmd has fewer GPUs than configured."""
+REGISTERED = ("gres/", "Low ")
+"""How Slurm's reason begins if slurmd registers with less than configured. From 23.02 on it replaces any other."""
 BEFORE = 600.0
 """A hold's faults were decided on at most so many seconds before it began by slurmctld's clock."""
 
@@ -36,8 +36,7 @@ def look_at_hold(settings: Settings, journal: Journal, node: str, now: float) ->
         if lane is not None:  # otherwise another program of ours may be changing it just now
             found = restored(settings, journal, found)
             follow_hold(settings, journal, found, now)
-            if found.owner == "none" and journal.get("admins"):  # back in service
-                journal.put("admins", None)
+            note_owner(journal, found)
             heed(journal, "check", found, now, None)
         return found
     except (control.SlurmError, ValueError) as error:
@@ -56,20 +55,19 @@ def show(settings: Settings, journal: Journal, node: str) -> NodeRecord:
 def restored(settings: Settings, journal: Journal, found: NodeRecord) -> NodeRecord:
     """The record after our reason was put back, or `found` if Slurm has not written over it. Raises control.SlurmError.
 
-    From 23.02 on Slurm does so each time that slurmd registers with fewer GPUs than configured. An admin's resume looks
-    the same if Slurm then drains the node again at once: it was never in service.
+    From 23.02 on Slurm does so each time that slurmd registers with fewer GPUs than configured.
     """
     kept = journal.get("hold")
-    if not kept or not _is_written_over(found):
+    if not kept or not _is_written_over(found) or not reason.explains(found.reason):
         return found
-    ours = reason.parse(kept["reason"])
-    if ours is None or ours.state == "claim" or _is_request(ours):  # undone, or cancelled: the text was Slurm's before
+    ours, said = reason.parse(kept["reason"]), remark.read_said(found.comment)
+    if ours is None or ours.state == "claim" or said.acks.get(ours.fact, 0.0) > time.time():
         return found
-    if remark.read_said(found.comment).acks.get(ours.fact, 0.0) > time.time():
+    if kept.get("was") and not said.was:  # given back: Slurm's reason is from before our hold
         return found
     if "DRAIN" not in found.flags and " reboot running" not in kept["reason"]:  # DOWN after another's reboot
         return found
-    if any(_is_an_admins(one, kept) for one in control.events(settings.slurm, [found.name])):
+    if _has_ended(settings, found, ours):
         return found
     from slurm_gpuhealth.slurm import hold
 
@@ -80,10 +78,22 @@ def _is_written_over(found: NodeRecord) -> bool:
     return found.owner == "slurm" and found.reason.startswith(REGISTERED)
 
 
-def _is_an_admins(event: Event, kept: dict[str, Any]) -> bool:
-    """Whether an admin took the node out of service after we saw our hold stand."""
-    ours_or_slurms = event.reason.startswith(reason.PREFIX) or reason.is_slurms(event.reason)
-    return bool(event.reason) and not ours_or_slurms and event.start >= kept.get("seen", kept["since"]) - MEANWHILE
+def _has_ended(settings: Settings, found: NodeRecord, ours: Reason) -> bool:
+    """Whether somebody ended our hold, or drained the node anew, by slurmdbd's record. If that has nothing on the node:
+    whether our hold was a request, which its user may have cancelled. Slurm leaves no row when it writes over a reason.
+    """
+    events = control.events(settings.slurm, [found.name])
+    if not events:
+        return _is_request(ours) and not remark.read_said(found.comment).was
+    last = events[-1].reason
+    return last.startswith(REGISTERED) or not (last.startswith(reason.PREFIX) or reason.is_slurms(last))
+
+
+def note_owner(journal: Journal, found: NodeRecord) -> None:
+    """Note whether an admin owns the node. Slurm may then write over the admin's reason: the node stays the admin's."""
+    admins = found.owner == "admin" or None
+    if not _is_written_over(found) and journal.get("admins") != admins:
+        journal.put("admins", admins)
 
 
 def follow_hold(settings: Settings, journal: Journal, found: NodeRecord, now: float) -> None:
@@ -101,7 +111,8 @@ def follow_hold(settings: Settings, journal: Journal, found: NodeRecord, now: fl
         if (not kept or kept["reason"] != found.reason) and ours.state != "claim":
             decisions.confirmed(journal, kept)
         kept = kept or {"since": found.reason_time or now}
-        journal.put("hold", {**kept, "reason": found.reason, "seen": now})
+        was = remark.read_said(found.comment).was
+        journal.put("hold", {**kept, "reason": found.reason, "seen": now, "was": was})
 
 
 def _fact(kept: dict[str, Any]) -> str:
@@ -113,14 +124,22 @@ def _how_lost(settings: Settings, found: NodeRecord, kept: dict[str, Any]) -> st
     """How slurmctld may have lost a hold that is gone; "" if an admin ended it. Raises control.SlurmError."""
     if found.owner == "admin":  # the reason is the admin's own
         return ""
-    if _is_written_over(found) and " claim " in f"{kept['reason']} ":
-        return "Slurm wrote over our claim"
+    if _is_written_over(found) and _is_unsaid(settings, found, reason.parse(kept["reason"])):
+        return "Slurm wrote over our reason"
     if "seen" not in kept:
         return "nobody saw it stand after it was written"
     up = control.up(settings.slurm)
     if time.time() - up >= kept["seen"] - MEANWHILE:  # not `now`: our program may have run a test since then
         return f"slurmctld restarted {up:.0f} s ago, and may have lost it"
     return ""
+
+
+def _is_unsaid(settings: Settings, found: NodeRecord, ours: Reason | None) -> bool:
+    """Whether our reason, which is not put back over this one of Slurm's, was nobody's to end: a claim, or a node that
+    also lacks memory or cores."""
+    if ours is None or ours.state == "claim":
+        return ours is not None
+    return not (reason.explains(found.reason) or _has_ended(settings, found, ours))
 
 
 def _lost(journal: Journal, found: NodeRecord, kept: dict[str, Any], how: str, now: float) -> None:

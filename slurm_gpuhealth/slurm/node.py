@@ -29,7 +29,8 @@ EXCLUDED = re.compile(r" ReqNodeList=(\S+) ExcNodeList=([\w.,\[\]()-]+) ")
 JOB_NODES = re.compile(r" NumNodes=(\d+)(?:-\d+)? NumCPUs=")
 JOB_START = re.compile(r" StartTime=(\S+) EndTime=\S+ Deadline=")
 EVENT = "NodeName,TimeStart,TimeEnd,State,Reason"
-OUT = ("DRAIN", "FAIL", "DOWN")
+OUT = {"DRAIN": "DRAIN", "FAIL": "FAIL", "DOWN": "DOWN", "INVAL": "DRAIN"}
+"""slurmdbd's states → Slurm's orders. INVAL hides which it was, while slurmd reports less than configured."""
 SERVING = ("idle", "mixed", "allocated", "completing", "planned", "reserved", "blocked")
 """sinfo's words for a node that is not drained. Without accounting 23.11 to 25.11 keep a reason when its drain ends."""
 EXPEDITES = (25, 11)
@@ -242,7 +243,7 @@ def parse_events(text: str) -> list[Event]:
     """`sacctmgr -n -P show event format=EVENT`; other lines, such as a reason's second line, are left out."""
     rows = [line.split("|", 4) for line in text.splitlines()]
     found = [
-        Event(node, _seconds(start), _seconds(end), next((one for one in OUT if one in state), ""), reason)
+        Event(node, _seconds(start), _seconds(end), next((OUT[one] for one in OUT if one in state), ""), reason)
         for node, start, end, state, reason in (row for row in rows if len(row) == 5)
     ]
     return sorted((one for one in found if one.start and one.state), key=lambda one: one.start)

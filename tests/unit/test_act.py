@@ -306,7 +306,8 @@ def test_also_after_our_reboot_which_leaves_the_node_down(settings, journal, slu
     ("kept", "text", "comment", "events"),
     [
         ("Xid48 GPU* L3 queued", "Low RealMemory (reported:3 < 80.00% of configured:8)", "", ()),
-        ("asked GPU* L3 queued by=root", FEWER, "", ()),  # cancelled: Slurm's own drain was there before
+        ("asked GPU* L3 queued by=root", FEWER, "", ()),  # perhaps cancelled: without slurmdbd nobody knows
+        ("asked GPU* L3 queued by=root", FEWER, "", ("gpuhealth:asked GPU* L3 claim by=root",)),  # ended since
         ("Xid48 GPU* L3 claim", FEWER, "", ()),
         ("Xid48 GPU* L3 queued", FEWER, "ack", ()),
         ("Xid48 GPU* L3 queued", FEWER, "", ("RMA ticket: chassis open",)),
@@ -320,9 +321,57 @@ def test_what_slurm_may_not_have_written_over_our_reason_stays(
     if comment:
         slurm.comment = remark.write_said("", remark.Said({"Xid48": NOW + 86400}))
     said = [Event("n1", NOW - 20, 0.0, "DRAIN", one) for one in (*events, FEWER)]
-    monkeypatch.setattr(control, "events", lambda *_: said)
+    monkeypatch.setattr(control, "events", lambda *_: said if events else [])
     assert held.show(settings, journal, "n1").reason == text
     assert slurm.orders == []
+
+
+@pytest.mark.parametrize("kept", ["Xid48 GPU* L3 queued", "asked GPU* L3 queued by=root"])
+def test_where_slurmdbd_has_our_drain_as_the_last_our_reason_comes_back_also_a_request(
+    settings, journal, slurm, monkeypatch, kept
+):
+    journal.put("hold", {"reason": f"gpuhealth:{kept}", "since": NOW - 60, "seen": NOW - 30})
+    slurm.reason, slurm.flags = FEWER, frozenset({"DRAIN", "INVALID_REG"})
+    said = ["PSU, JD", f"gpuhealth:{kept.replace('queued', 'claim')}", "Not responding"]
+    for count in (2, 3):
+        slurm.reason = FEWER
+        rows = [Event("n1", NOW - 20, 0.0, "DRAIN", one) for one in said[:count]]
+        monkeypatch.setattr(control, "events", lambda *_, rows=rows: rows)
+        assert held.show(settings, journal, "n1").reason == f"gpuhealth:{kept}"
+
+
+def test_who_resumed_a_node_that_slurm_then_drained_anew_has_acknowledged_its_fault(
+    settings, journal, slurm, monkeypatch
+):
+    fault(journal, settings)
+    act.act(settings, journal, "check", "n1", NOW)
+    monkeypatch.setattr(control, "events", lambda *_: [Event("n1", NOW, 0.0, "DRAIN", FEWER)])
+    slurm.reason, slurm.flags = FEWER, frozenset({"DRAIN", "INVALID_REG"})
+    held.look_at_hold(settings, journal, "n1", time.time())
+    assert (slurm.reason, modes(journal)) == (FEWER, ["acked"])
+
+
+def test_a_node_that_lacks_memory_too_keeps_slurms_reason_and_its_fault_is_not_acknowledged(settings, journal, slurm):
+    found = Finding(NOW, "nvml", "lost", "", Gpu(uuid="GPU-3"), standing=True)
+    record.keep(journal, settings, [found], NOW)
+    act.act(settings, journal, "check", "n1", NOW)
+    slurm.reason = "Low RealMemory (reported:3 < 80.00% of configured:8)"
+    held.look_at_hold(settings, journal, "n1", time.time())
+    assert act.act(settings, journal, "check", "n1", time.time()) == "left"
+    assert (modes(journal), slurm.drains) == (["enforce"], 1)
+    slurm.resume()
+    assert act.act(settings, journal, "check", "n1", time.time()) == "drained"
+
+
+def test_a_drain_of_slurms_that_we_tested_and_put_back_stays(settings, journal, slurm):
+    ours = "gpuhealth:count GPU* L3 fail next=reboot by=root"
+    slurm.reason, slurm.flags = ours, frozenset({"DRAIN", "INVALID_REG"})
+    slurm.comment = remark.write_said("", remark.Said(was=FEWER))
+    held.look_at_hold(settings, journal, "n1", time.time())
+    slurm.reason = FEWER
+    assert held.show(settings, journal, "n1").reason == ours
+    slurm.reason, slurm.comment = FEWER, ""
+    assert held.show(settings, journal, "n1").reason == FEWER
 
 
 def test_an_old_ack_or_that_of_another_fault_does_not_keep_our_reason_away(settings, journal, slurm):
@@ -366,6 +415,17 @@ def test_who_resumes_the_node_just_before_our_reason_comes_back_has_it_in_servic
     monkeypatch.setattr(control, "put_out", resumed_first)
     assert held.show(settings, journal, "n1").reason == ""
     assert slurm.orders[-1] == "undrain"
+
+
+def test_an_admins_drain_seen_before_the_fault_is_the_admins_still(settings, journal, slurm):
+    slurm.reason, slurm.flags = "disk swap, do not touch", frozenset({"DRAIN"})
+    held.look_at_hold(settings, journal, "n1", NOW)
+    slurm.reason = FEWER
+    fault(journal, settings)
+    assert act.act(settings, journal, "check", "n1", NOW) == "admin"
+    slurm.reason = "Prolog error"  # Slurm writes this on a node in service only: the admin's drain has ended
+    fault(journal, settings, 79)
+    assert act.act(settings, journal, "check", "n1", NOW) == "drained"
 
 
 def test_an_admins_drain_that_slurm_has_written_over_is_not_taken_over(settings, journal, slurm):

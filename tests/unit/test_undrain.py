@@ -140,3 +140,21 @@ def test_that_a_lost_gpu_is_lost_still_and_who_is_drained_next_are_said(cluster)
     told = run("--fact", "*", "--confirmed")
     assert "still broken, as far as is known, and jobs will start there: n1 (Xid79)\n" in told
     assert "these are drained next: n3 (lost GPU3 L3)" in told
+
+
+def test_a_node_that_slurm_keeps_drained_does_not_keep_the_others_from_coming_back(cluster, monkeypatch):
+    cluster["n1"] = undrain.replace(cluster["n1"], flags=frozenset({"DRAIN", "INVALID_REG"}))
+    given, order = [], undrain.control.undrain_all
+
+    def refuse(slurm, names, comment):  # Slurm carries it out on the other nodes
+        given.extend(names)
+        order(slurm, [name for name in names if name != "n1"], comment)
+        if "n1" in names:
+            raise undrain.control.Refused("scontrol", 1, "slurm_update error: Invalid node state specified")
+
+    monkeypatch.setattr(undrain.control, "undrain_all", refuse)
+    done = CliRunner().invoke(undrain.undrain, ["--fact", "*", "--yes"], obj="n1")
+    assert (done.exit_code, given, cluster["n2"].ours) == (1, ["n1", "n2"], None)
+    assert "n1: still drained: " in done.output
+    assert "slurmd reports fewer GPUs than configured" in done.output
+    assert "1 of 2 nodes are back in service" in done.output
