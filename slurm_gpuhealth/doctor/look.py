@@ -168,6 +168,7 @@ def _node(settings: Settings, node: str, record: NodeRecord | None) -> Iterator[
         names = ("checked", "failure", "sources", "gres", "stuck")
         facts = {"trouble": journal.trouble, **{name: journal.get(name) for name in names}}
         yield from node_rules.judge_journal(facts, settings, time.time())
+    yield from node_rules.judge_registered(record.flags if record else ())
     driven = _driven(settings, journal)
     if root:
         yield from node_rules.judge_gpus(_offered(settings, node), driven, _configured(record), settings)

@@ -9,7 +9,7 @@ from slurm_gpuhealth.doctor.line import Line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
     from typing import Any
 
     from slurm_gpuhealth.config.settings import Dcgm, Settings
@@ -140,6 +140,18 @@ def judge_gpus(offered: int | str, driven: int | str, configured: int | None, se
         yield Line("gres", "warn", what, f"in gpuhealth.toml, [gpus]: count = {driven}")
     else:
         yield Line("gres", "ok", f"{driven} GPUs: as many as slurmd offers")
+
+
+def judge_registered(flags: Container[str]) -> Iterator[Line]:
+    """`flags`: of the node's State in Slurm."""
+    if "INVALID_REG" in flags:
+        what = "slurmd reports less than slurm.conf has (INVALID_REG): Slurm keeps this node drained, refuses a resume"
+        yield Line(
+            "registered",
+            "FAIL",
+            what,
+            "slurmd -C; slurmd -G; correct the node, slurm.conf or gres.conf; restart slurmd",
+        )
 
 
 def judge_dcgm(dcgm: Dcgm, facts: Mapping[str, Any], driven: int | str) -> Iterator[Line]:

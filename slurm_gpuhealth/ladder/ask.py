@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.slurm.node import NodeRecord
     from slurm_gpuhealth.slurm.reason import Reason
 
-REBOOTS = {"REBOOT_REQUESTED", "REBOOT_ISSUED"}
-
 
 class Unchanged(Exception):
     """Why nothing was done. The node was not changed."""
@@ -81,7 +79,7 @@ def cancel(settings: Settings, record: NodeRecord, ours: Reason) -> str:
     If somebody asked for the test, the node goes back to its state before. A node with a fault stays drained and waits
     for an admin. A running worker sees that the reason has changed, and ends.
     """
-    if record.flags & REBOOTS:
+    if rung_reboot.is_underway(record):
         raise Unchanged("it is rebooting: try again once it is back")
     if ours.fact in reasons.ON_REQUEST and not has_failed(record, ours):
         change = hold.give_back(settings.slurm, record.name)

@@ -93,7 +93,7 @@ def due(ours: Reason, record: NodeRecord, known: Known, settings: Settings) -> S
         return Step("wait", why="the end of the ladder: an admin must act")
     if ours.fact == "sweep" and ours.state == "queued" and record.has_job:
         return Step("back", ours.rung, "a job came first")
-    way = in_the_way(record)
+    way = in_the_way(record, known.rebooted)
     if way:
         return Step("wait", why=way)
     if ours.state == "manual":
@@ -175,13 +175,14 @@ def asked_after(ours: Reason, rebooted: bool) -> str:
     return _hands(ours, Known(rebooted=rebooted, mended=ours.rung != "reboot"))
 
 
-def in_the_way(record: NodeRecord) -> str:
-    """Why no rung may run on a node in this state; "" if it may."""
+def in_the_way(record: NodeRecord, rebooted: bool = False) -> str:
+    """Why no rung may run on a node in this state; "" if it may. `rebooted`: a reboot that Slurm waits for is over."""
     if record.has_job:
         return "a job is here"
     if record.base not in ("IDLE", "DOWN"):
         return f"its state is {record.base}"
-    for flag in sorted(record.flags - (HARMLESS.keys() - IN_THE_WAY)):
+    over = {"REBOOT_ISSUED"} if rebooted else set()
+    for flag in sorted(record.flags - over - (HARMLESS.keys() - IN_THE_WAY)):
         return f"{flag}: {LEFT_ALONE.get(flag) or HARMLESS.get(flag) or 'not a flag that we know'}"
     return ""
 

@@ -50,7 +50,7 @@ MARGIN = 60.0
 def rebooted(settings: Settings, journal: Journal, record: NodeRecord) -> bool:
     """Whether the node has booted since its reason was written. Call it once then: it notes the boot's id."""
     ours = record.ours
-    if ours is None or UNDERWAY & record.flags:
+    if ours is None or is_underway(record):
         return False
     boot, text = identity.boot_id(settings), reasons.write(ours)
     note = journal.get(NOTE)
@@ -58,6 +58,13 @@ def rebooted(settings: Settings, journal: Journal, record: NodeRecord) -> bool:
         note = [boot, text]
         journal.put(NOTE, note)
     return bool(note[0] != boot) or slurm_says(record, ours)
+
+
+def is_underway(record: NodeRecord) -> bool:
+    """Whether a reboot is asked for or not over. If slurmd then registers with fewer GPUs than configured, Slurm leaves
+    REBOOT_ISSUED there for good (22.05 to 26.05)."""
+    issued = "REBOOT_ISSUED" in record.flags and "INVALID_REG" not in record.flags
+    return issued or "REBOOT_REQUESTED" in record.flags
 
 
 def slurm_says(record: NodeRecord, ours: Reason) -> bool:

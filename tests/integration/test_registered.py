@@ -139,7 +139,8 @@ def test_it_comes_back_after_restarts_of_slurmctld_and_slurmd_too(lab):
 
 
 def test_while_a_rung_runs_it_goes_on(lab):
-    lab.inject("n1", "xid", 48, "--gpu", 2)
+    lab.touched.add("n1")
+    admin(lab, "State=DRAIN", "Reason=gpuhealth:Xid94 GPU3 L3 queued")
     lab.until_reason("n1", "L3 running")
     register(lab, GPUS - 1)
     lab.until(lambda: steps(lab) and "running" not in steps(lab), "the rung's end", "n1")
@@ -231,6 +232,7 @@ def test_slurm_itself_refuses_a_resume_and_each_command_says_why(lab):
     code, text = login(lab, "gpuhealth", "undrain", "--fact", "*", "--yes")
     assert (code, "1 of 2 nodes are back in service" in text, "n1: still drained" in text) == (1, True, True), text
     assert (lab.reason("n2"), lab.reason("n1")) == ("", ours)
+    assert "FAIL  slurmd reports less than slurm.conf has" in lab.gpuhealth("n1", "doctor")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

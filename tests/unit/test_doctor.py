@@ -397,6 +397,11 @@ def test_gpus_that_slurm_and_the_driver_have(offered, driven, configured, expect
     assert bad(node.judge_gpus(offered, driven, configured, settings)) == expected
 
 
+def test_a_node_that_registers_with_less_than_configured_is_told():
+    assert bad(node.judge_registered({"DRAIN", "INVALID_REG"})) == {"registered": "FAIL"}
+    assert bad(node.judge_registered(())) == {}
+
+
 ENGINE = {"answers": True, "error": "", "version": "4.4.1", "seen": 8, "last": "4.4.1"}
 
 

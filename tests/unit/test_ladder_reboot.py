@@ -6,6 +6,7 @@ import pytest
 
 from slurm_gpuhealth.config.settings import Reboot
 from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.ladder import climb as core
 from slurm_gpuhealth.ladder import rung_reboot as reboot
 from slurm_gpuhealth.ladder import rung_test
 from slurm_gpuhealth.ladder.rungs import Climb, HoldLost, Result
@@ -256,3 +257,15 @@ def test_a_node_with_a_job_is_not_rebooted_also_one_that_came_just_now(slurm, cl
     monkeypatch.setattr(reboot.control, "show_node", lambda *_: looks.pop(0))
     result = reboot.run(climb)
     assert (result.outcome, "a job is here" in result.message, reboots(slurm)) == ("untested", True, [])
+
+
+def test_slurm_goes_on_waiting_for_a_node_that_comes_back_with_fewer_gpus_and_we_do_not(settings, journal, slurm):
+    flags = ["DRAIN", "REBOOT_ISSUED"]
+    fewer = slurm.after("reboot issued", flags=[*flags, "INVALID_REG"])
+    assert not reboot.rebooted(settings, journal, fewer)  # so before the boot, and slurmd had fewer then already
+    new_boot(settings)
+    assert not reboot.rebooted(settings, journal, slurm.after("reboot issued", flags=flags))
+    assert reboot.rebooted(settings, journal, fewer)
+    step = core.due(ASKED, fewer, core.Known(rebooted=True), settings)
+    assert (step.do, step.rung) == ("run", "reboot")
+    assert core.due(ASKED, fewer, core.Known(), settings).do == "wait"
