@@ -61,10 +61,12 @@ def restored(settings: Settings, journal: Journal, found: NodeRecord) -> NodeRec
     if not kept or not _is_written_over(found) or not reason.explains(found.reason):
         return found
     ours, said = reason.parse(kept["reason"]), remark.read_said(found.comment)
-    if ours is None or ours.state == "claim" or said.acks.get(ours.fact, 0.0) > time.time():
+    if ours is None or ours.state == "claim":
         return found
-    if kept.get("was") and not said.was:  # given back: Slurm's reason is from before our hold
-        return found
+    if said.acks.get(ours.fact, 0.0) > kept.get("seen", kept["since"]):
+        return found  # resumed by an admin, however long ago
+    if kept.get("was") and not said.was:
+        return found  # given back: Slurm's reason is from before our hold
     if "DRAIN" not in found.flags and " reboot running" not in kept["reason"]:  # DOWN after another's reboot
         return found
     if _has_ended(settings, found, ours):
