@@ -63,13 +63,11 @@ def restored(settings: Settings, journal: Journal, found: NodeRecord) -> NodeRec
     ours, said = reason.parse(kept["reason"]), remark.read_said(found.comment)
     if ours is None or ours.state == "claim":
         return found
-    if said.acks.get(ours.fact, 0.0) > kept.get("seen", kept["since"]):
-        return found  # resumed by an admin, however long ago
-    if kept.get("was") and not said.was:
-        return found  # given back: Slurm's reason is from before our hold
-    if "DRAIN" not in found.flags and " reboot running" not in kept["reason"]:  # DOWN after another's reboot
-        return found
-    if _has_ended(settings, found, ours):
+    acked = said.acks.get(ours.fact, 0.0) > kept.get("seen", kept["since"])  # resumed by an admin, however long ago
+    put_back = kept.get("was") and not said.was  # Slurm's reason is from before our hold
+    # DOWN without a drain is ours only by our reboot.
+    elsewhere = "DRAIN" not in found.flags and " reboot running" not in kept["reason"]
+    if acked or put_back or elsewhere or _has_ended(settings, found, kept):
         return found
     from slurm_gpuhealth.slurm import hold
 
@@ -80,15 +78,19 @@ def _is_written_over(found: NodeRecord) -> bool:
     return found.owner == "slurm" and found.reason.startswith(REGISTERED)
 
 
-def _has_ended(settings: Settings, found: NodeRecord, ours: Reason) -> bool:
-    """Whether somebody ended our hold, or drained the node anew, by slurmdbd's record. If that has nothing on the node:
-    whether our hold was a request, which its user may have cancelled. Slurm leaves no row when it writes over a reason.
+def _has_ended(settings: Settings, found: NodeRecord, kept: dict[str, Any]) -> bool:
+    """Whether somebody ended our hold, or drained the node anew, by slurmdbd's record.
+
+    Slurm leaves no row there when it writes over a reason. While a job is still here, or without slurmdbd, the drain
+    has none either: then only a request counts as ended, which its user may have cancelled.
     """
     events = control.events(settings.slurm, [found.name])
-    if not events:
-        return _is_request(ours) and not remark.read_said(found.comment).was
-    last = events[-1].reason
-    return last.startswith(REGISTERED) or not (last.startswith(reason.PREFIX) or reason.is_slurms(last))
+    last = next((one.reason for one in reversed(events) if not one.end), "")
+    if last:
+        return last.startswith(REGISTERED) or not (last.startswith(reason.PREFIX) or reason.is_slurms(last))
+    if any(one.reason.startswith(reason.PREFIX) and one.end > kept["since"] + MEANWHILE for one in events):
+        return True
+    return _is_request(reason.parse(kept["reason"])) and not remark.read_said(found.comment).was
 
 
 def note_owner(journal: Journal, found: NodeRecord) -> None:
@@ -126,7 +128,7 @@ def _how_lost(settings: Settings, found: NodeRecord, kept: dict[str, Any]) -> st
     """How slurmctld may have lost a hold that is gone; "" if an admin ended it. Raises control.SlurmError."""
     if found.owner == "admin":  # the reason is the admin's own
         return ""
-    if _is_written_over(found) and _is_unsaid(settings, found, reason.parse(kept["reason"])):
+    if _is_written_over(found) and _is_unsaid(settings, found, kept):
         return "Slurm wrote over our reason"
     if "seen" not in kept:
         return "nobody saw it stand after it was written"
@@ -136,12 +138,12 @@ def _how_lost(settings: Settings, found: NodeRecord, kept: dict[str, Any]) -> st
     return ""
 
 
-def _is_unsaid(settings: Settings, found: NodeRecord, ours: Reason | None) -> bool:
+def _is_unsaid(settings: Settings, found: NodeRecord, kept: dict[str, Any]) -> bool:
     """Whether our reason, which is not put back over this one of Slurm's, was nobody's to end: a claim, or a node that
     also lacks memory or cores."""
-    if ours is None or ours.state == "claim":
-        return ours is not None
-    return not (reason.explains(found.reason) or _has_ended(settings, found, ours))
+    if " claim " in f"{kept['reason']} ":
+        return True
+    return not (reason.explains(found.reason) or _has_ended(settings, found, kept))
 
 
 def _lost(journal: Journal, found: NodeRecord, kept: dict[str, Any], how: str, now: float) -> None:

@@ -205,7 +205,7 @@ def put_back(
     names = [one.name for one in after]
     for pause in PAUSES:
         events = control.events(slurm, names) if names else []
-        last = {one.node: one for one in events}
+        last = {one.node: one for one in events if one.state != "BOOT"}
         if text or not any(one.end == 0.0 for one in last.values()):
             break
         time.sleep(pause)

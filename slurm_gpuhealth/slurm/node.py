@@ -29,7 +29,7 @@ EXCLUDED = re.compile(r" ReqNodeList=(\S+) ExcNodeList=([\w.,\[\]()-]+) ")
 JOB_NODES = re.compile(r" NumNodes=(\d+)(?:-\d+)? NumCPUs=")
 JOB_START = re.compile(r" StartTime=(\S+) EndTime=\S+ Deadline=")
 EVENT = "NodeName,TimeStart,TimeEnd,State,Reason"
-OUT = {"DRAIN": "DRAIN", "FAIL": "FAIL", "DOWN": "DOWN", "INVAL": "DRAIN"}
+OUT = {"DRAIN": "DRAIN", "FAIL": "FAIL", "DOWN": "DOWN", "INVAL": "DRAIN", "BOOT": "BOOT"}
 """slurmdbd's states → Slurm's orders. INVAL hides which it was, while slurmd reports less than configured."""
 SERVING = ("idle", "mixed", "allocated", "completing", "planned", "reserved", "blocked")
 """sinfo's words for a node that is not drained. Without accounting 23.11 to 25.11 keep a reason when its drain ends."""
@@ -93,7 +93,7 @@ class Event:
     end: float
     """0.0: it still is out."""
     state: str
-    """`DRAIN`, `DOWN` or `FAIL`."""
+    """`DRAIN`, `DOWN` or `FAIL`; `BOOT`: it reboots."""
     reason: str
     """Its first 255 bytes."""
 

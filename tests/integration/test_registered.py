@@ -249,49 +249,75 @@ def test_what_undrain_has_acknowledged_does_not_come_back(lab, when):
     assert modes(lab) == ["acked"]
 
 
-@pytest.fixture
 def asked(lab):
-    """Somebody asks for a test of n1, on which a job runs: the request waits, and the node knows of it."""
+    """Somebody asks for a test of n1; our reason, once the node knows of it."""
+    code, text = login(lab, "gpuhealth-escalate", "n1", "--no-wait")
+    assert code == 0, text
+    lab.touched.add("n1")
+    lab.until(lambda: is_kept(lab, "asked GPU* L3") and not is_kept(lab, "claim"), "the request", "n1")
+    return lab.until_reason("n1", "asked GPU* L3")
 
-    def ask():
-        code, text = login(lab, "gpuhealth-escalate", "n1", "--no-wait")
-        assert code == 0, text
-        lab.touched.add("n1")
-        lab.until(lambda: "asked GPU* L3 queued" in (lab.journal("n1", "hold") or {}).get("reason", ""), "it", "n1")
-        return lab.reason("n1")
 
+def is_kept(lab, text):
+    return text in (lab.journal("n1", "hold") or {}).get("reason", "")
+
+
+@pytest.fixture
+def untested(lab):
+    """The ladder runs no test: what somebody asks for waits for an admin."""
+    text = lab.config.read_text()
+    lab.config.write_text(text.replace("[ladder]\n", "[ladder]\ntests = false\n"))
+    lab.stale.update(lab.names)
+    lab.check("n1")
+
+
+@pytest.fixture
+def job(lab):
+    """A job runs on n1: what somebody asks for waits."""
     lab.wait(lab.submit("sleep 600", nodelist="n1"), "RUNNING")
-    return ask
 
 
-def test_a_request_comes_back_where_slurmdbd_knows_that_it_stands(lab, asked):
+def test_a_request_comes_back_where_slurmdbd_knows_that_it_stands(lab, untested):
     """Without slurmdbd it may have been cancelled: Slurm's drain stays."""
-    ours = asked()
+    asked(lab)
+    ours = lab.until_reason("n1", "manual")
+    lab.until(lambda: is_kept(lab, "manual"), "it", "n1")
     with quiet(lab):
+        recorded(lab, "gpuhealth:asked")
         over(lab)
     assert checked(lab)[1] == (ours if lab.dbd else SLURMS)
     if lab.dbd:
         code, text = login(lab, "gpuhealth", "ladder", "cancel", "n1")
         assert (code, "slurmd reports fewer GPUs than configured" in text) == (1, True), text
         register(lab, GPUS)
-        lab.cancel_all()
-        lab.until(lambda: lab.state("n1") == "IDLE", "n1 tested and given back", "n1")
+        assert login(lab, "gpuhealth", "ladder", "cancel", "n1")[0] == 0
+        assert checked(lab)[1] == ""
 
 
-def test_a_cancelled_request_stays_cancelled(lab, asked):
-    asked()
+def test_a_cancelled_request_stays_cancelled(lab, untested):
+    asked(lab)
     with quiet(lab):
         code, text = login(lab, "gpuhealth", "ladder", "cancel", "n1")
         assert code == 0, text
         over(lab)
-        recorded(lab, SLURMS)
     assert checked(lab)[1] == SLURMS
 
 
-def test_a_test_of_what_slurm_drained_comes_back_until_it_is_cancelled(lab, asked):
+def test_a_hold_on_a_node_with_a_job_of_which_slurmdbd_does_not_know_yet_comes_back(lab, job):
+    admin(lab, "State=DRAIN", "Reason=PSU, JD")
+    admin(lab, "State=RESUME")
+    lab.inject("n1", "xid", 79, "--gpu", 3)
+    ours = lab.until_reason("n1", "gpuhealth:Xid79 GPU3 L3 queued")
+    lab.until(lambda: is_kept(lab, "queued"), "it", "n1")
     with quiet(lab):
         over(lab)
-    ours = asked()
+    assert checked(lab)[1] == ours
+
+
+def test_a_test_of_what_slurm_drained_comes_back_until_it_is_cancelled(lab, job):
+    with quiet(lab):
+        over(lab)
+    ours = asked(lab)
     with quiet(lab):
         over(lab)
     assert checked(lab)[1] == ours
@@ -301,14 +327,14 @@ def test_a_test_of_what_slurm_drained_comes_back_until_it_is_cancelled(lab, aske
     assert checked(lab)[1] == SLURMS
 
 
-def test_a_test_of_what_slurm_drained_that_found_a_fault_is_resumed_to_slurms_reason(lab, asked):
+def test_a_test_of_what_slurm_drained_that_found_a_fault_is_resumed_to_slurms_reason(lab, job):
     with quiet(lab):
         over(lab)
     lab.inject("n1", "dcgm", "memory", 45, "--gpu", 2, "--level", 3)
-    asked()
+    asked(lab)
     lab.cancel_all()
     lab.until_reason("n1", "gpuhealth:memory GPU2 ")
-    lab.until(lambda: "memory" in lab.journal("n1", "hold")["reason"] and "running" not in steps(lab), "it", "n1")
+    lab.until(lambda: is_kept(lab, "memory") and "running" not in steps(lab), "it", "n1")
     with quiet(lab):
         code, text = login(lab, "gpuhealth", "resume", "n1")
         assert (code, "drained as it was" in text) == (1, True), text

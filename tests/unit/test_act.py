@@ -340,6 +340,22 @@ def test_where_slurmdbd_has_our_drain_as_the_last_our_reason_comes_back_also_a_r
         assert held.show(settings, journal, "n1").reason == f"gpuhealth:{kept}"
 
 
+@pytest.mark.parametrize(
+    ("kept", "text", "ago", "back"),
+    [
+        ("Xid48 GPU* L3 queued", "PSU, JD", 90, True),  # an earlier drain: a job keeps ours from slurmdbd
+        ("asked GPU* L3 queued by=root", "PSU, JD", 90, False),
+        ("Xid48 GPU* L3 queued", "gpuhealth:Xid48 GPU* L3 claim", 90, True),
+        ("Xid48 GPU* L3 queued", "gpuhealth:Xid48 GPU* L3 claim", 10, False),  # resumed
+    ],
+)
+def test_what_slurmdbd_knows_of_drains_that_have_ended(settings, journal, slurm, monkeypatch, kept, text, ago, back):
+    journal.put("hold", {"reason": f"gpuhealth:{kept}", "since": NOW - 60, "seen": NOW - 30})
+    slurm.reason, slurm.flags = FEWER, frozenset({"DRAIN", "INVALID_REG"})
+    monkeypatch.setattr(control, "events", lambda *_: [Event("n1", NOW - 300, NOW - ago, "DRAIN", text)])
+    assert held.show(settings, journal, "n1").reason == (f"gpuhealth:{kept}" if back else FEWER)
+
+
 def test_who_resumed_a_node_that_slurm_then_drained_anew_has_acknowledged_its_fault(
     settings, journal, slurm, monkeypatch
 ):

@@ -291,9 +291,11 @@ def test_how_long_slurmctld_is_up(version, up):
 
 def test_what_slurmdbd_calls_invalid_is_a_drain_and_a_reasons_second_line_no_event():
     text = "n1|20|Unknown|INVAL|PSU, JD\nn1|5|20|DRAIN*|bay 7\nn1|9|Unknown|IDLE|x\nn1|30|40|DOWN*|a|b\n"
+    text += "n1|50|Unknown|BOOT^|x\n"
     found = node.parse_events(text)
     assert [(one.start, one.end, one.state, one.reason) for one in found] == [
         (5.0, 20.0, "DRAIN", "bay 7"),
         (20.0, 0.0, "DRAIN", "PSU, JD"),
         (30.0, 40.0, "DOWN", "a|b"),
+        (50.0, 0.0, "BOOT", "x"),
     ]
