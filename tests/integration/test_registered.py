@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster import release
 from tests.daemons import PATIENCE
+from tests.fakes import node as fakes
 from tests.lab import BIN, Lab, fresh, running
 
 pytestmark = pytest.mark.skipif(release() < (23, 2), reason="from 23.02 on Slurm writes over reasons")
@@ -263,43 +264,52 @@ def is_kept(lab, text):
 
 
 @pytest.fixture
-def untested(lab):
-    """The ladder runs no test: what somebody asks for waits for an admin."""
-    text = lab.config.read_text()
-    lab.config.write_text(text.replace("[ladder]\n", "[ladder]\ntests = false\n"))
-    lab.stale.update(lab.names)
-    lab.check("n1")
+def slow(lab):
+    """Level 3 goes on for 15 minutes."""
+    scale(lab, 1)
+    yield
+    scale(lab, 0.01)
+
+
+def scale(lab, factor):
+    folder = str(lab.lab / "nodes/n1")
+    scenario = fakes.load(folder)
+    scenario["dcgm"]["time_scale"] = factor
+    fakes.save(folder, scenario)
 
 
 @pytest.fixture
 def job(lab):
     """A job runs on n1: what somebody asks for waits."""
-    lab.wait(lab.submit("sleep 600", nodelist="n1"), "RUNNING")
+    lab.until_begun(lab.submit("echo begun; sleep 600", nodelist="n1"))
 
 
-def test_a_request_comes_back_where_slurmdbd_knows_that_it_stands(lab, untested):
+def test_a_request_comes_back_where_slurmdbd_knows_that_it_stands(lab, slow):
     """Without slurmdbd it may have been cancelled: Slurm's drain stays."""
     asked(lab)
-    ours = lab.until_reason("n1", "manual")
-    lab.until(lambda: is_kept(lab, "manual"), "it", "n1")
-    with quiet(lab):
-        recorded(lab, "gpuhealth:asked")
-        over(lab)
-    assert checked(lab)[1] == (ours if lab.dbd else SLURMS)
-    if lab.dbd:
-        code, text = login(lab, "gpuhealth", "ladder", "cancel", "n1")
-        assert (code, "slurmd reports fewer GPUs than configured" in text) == (1, True), text
-        register(lab, GPUS)
-        assert login(lab, "gpuhealth", "ladder", "cancel", "n1")[0] == 0
-        assert checked(lab)[1] == ""
+    lab.until_reason("n1", "L3 running")
+    lab.until(lambda: is_kept(lab, "running"), "it", "n1")
+    recorded(lab, "gpuhealth:asked")
+    register(lab, GPUS - 1)
+    if not lab.dbd:
+        assert checked(lab)[1] == SLURMS
+        return
+    lab.until_reason("n1", "asked GPU* L3 running")
+    assert steps(lab) == ["running"]
+    code, text = login(lab, "gpuhealth", "ladder", "cancel", "n1")
+    assert (code, "slurmd reports fewer GPUs than configured" in text) == (1, True), text
+    register(lab, GPUS)
+    assert login(lab, "gpuhealth", "ladder", "cancel", "n1")[0] == 0
+    assert checked(lab)[1] == ""
 
 
-def test_a_cancelled_request_stays_cancelled(lab, untested):
+def test_a_cancelled_request_stays_cancelled(lab, slow):
     asked(lab)
-    with quiet(lab):
+    with lab.unchecked("n1"):
         code, text = login(lab, "gpuhealth", "ladder", "cancel", "n1")
         assert code == 0, text
         over(lab)
+        recorded(lab, SLURMS)
     assert checked(lab)[1] == SLURMS
 
 
@@ -327,12 +337,11 @@ def test_a_test_of_what_slurm_drained_comes_back_until_it_is_cancelled(lab, job)
     assert checked(lab)[1] == SLURMS
 
 
-def test_a_test_of_what_slurm_drained_that_found_a_fault_is_resumed_to_slurms_reason(lab, job):
+def test_a_test_of_what_slurm_drained_that_found_a_fault_is_resumed_to_slurms_reason(lab):
     with quiet(lab):
         over(lab)
     lab.inject("n1", "dcgm", "memory", 45, "--gpu", 2, "--level", 3)
     asked(lab)
-    lab.cancel_all()
     lab.until_reason("n1", "gpuhealth:memory GPU2 ")
     lab.until(lambda: is_kept(lab, "memory") and "running" not in steps(lab), "it", "n1")
     with quiet(lab):
