@@ -57,7 +57,7 @@ DEAD = re.compile(
     rb"|Worker IP address: ([\w.:-]{1,63})"
     rb"|Remote daemon *: \[\[[\d,]{1,20}\],\d{1,9}\] on node ([\w.-]{1,63})"
     rb"|located on node:\s{1,20}hostname: {1,9}([\w.-]{1,63})"
-    rb"|task:(\d{1,6}) heartbeat timeout"
+    rb"|task:(\d{1,6}) heartbeat timeout|Communication error with rank (\d{1,6})"
     rb"|(?:stopped sending heartbeats\):|imed out task names:)\s{0,9}/job:\w{1,63}(?:/replica:\d{1,6})?/task:(\d{1,6})"
 )
 
@@ -125,9 +125,8 @@ def dead(block: bytes, start: int, end: int) -> tuple[str | None, int | None] | 
     found = DEAD.search(block, start, end)
     if not found:
         return None
-    *hosts, rank, task = found.groups()
-    host = next(filter(None, hosts), b"").decode()
-    return host or None, int(rank or task) if rank or task else None
+    host, rank = (next(filter(None, some), b"").decode() for some in (found.groups()[:5], found.groups()[5:]))
+    return host or None, int(rank) if rank else None
 
 
 def when(text: str) -> float | None:

@@ -57,7 +57,7 @@ SAYS = re.compile(rb"\s{0,80}[\w.]{1,80}: ")
 QUOTED = 4
 """Lines of a statement that Python 3.13 and later quote; earlier ones quote its first."""
 ROOT = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d{1,6})")
-OWN_CODE = re.compile(rb"exit(?: |ed with exit )?(?:code|status)[ :=]{1,4}(?:1|2|126|127)(?![\d.])")
+OWN_CODE = re.compile(rb"exit(?: |ed with (?:exit )?)?(?:code|status)[ :=]{1,4}(?:1|2|126|127)(?![\d.])")
 """Codes that a program, or the shell that did not find it, ends with by itself."""
 SOME_XID = Known("Xid", "node", "hardware", "first", 0.85, "gpu", "")
 MENDED = (63, 92)

@@ -157,6 +157,7 @@ def test_a_reset_that_many_pairs_see_singles_out_nobody() -> None:
          "  Remote daemon: [[1,0],1] on node g009", "g009", None),
         ("ORTE has lost communication with its daemon located on node:\n\n  hostname:  g009", "g009", None),
         ("UNAVAILABLE: Task /job:jax_worker/replica:0/task:6 heartbeat timeout.", "g002", 6),
+        ("MPID_nem_tcp_connpoll(1845): Communication error with rank 6: Connection timed out", "g002", 6),
         ("The following tasks are unhealthy (stopped sending heartbeats):\n/job:jax_worker/task:6", "g002", 6),
     ],
 )  # fmt: skip
