@@ -119,17 +119,18 @@ def first_cause(hits: Sequence[Hit]) -> Hit:
     A failure that the job survived counts only if there is nothing else.
     A stop by Slurm or by the user counts only if nothing had gone wrong before.
     """
+    cascade = [hit for hit in hits if hit.known.role == "cascade"]
     first = [hit for hit in hits if hit.known.role == "first"]
+    stopped = any(hit.known.cause == "user" for hit in cascade)
+    first = [hit for hit in first if not hit.survived] or ([] if stopped else first)
     if not first:
-        cascade = [hit for hit in hits if hit.known.role == "cascade"]
         weak = _hints(hits)
         if weak and not cascade:
             return _by_words(weak)
         said = [hit for hit in cascade if hit.known.cause != "user"] or _killed_before(cascade, hits) or cascade
-        said = said or list(hits)
+        said = said or [hit for hit in hits if hit.known.role != "weak"] or list(hits)
         best = max(hit.known.confidence for hit in said)
         return _earliest(hit for hit in said if hit.known.confidence >= best)
-    first = [hit for hit in first if not hit.survived] or first
     sure = [hit for hit in first if hit.known.confidence >= SURE]
     best = max(hit.known.confidence for hit in first)
     cause = _earliest(sure or [hit for hit in first if hit.known.confidence > best - BAND])

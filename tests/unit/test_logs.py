@@ -180,6 +180,13 @@ def test_what_a_message_guesses_does_not_count_beside_what_it_says() -> None:
     assert read_text(f"something went wrong. {guess}").verdict == "user"
 
 
+def test_a_stop_counts_more_than_what_the_job_survived() -> None:
+    steps = "".join(f"step {step} loss 2.5\n" for step in range(20))
+    stopped = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***"
+    assert read_text(f"RuntimeError: half a batch\n{steps}{stopped}").verdict == "user"
+    assert read_text(f"{steps}RuntimeError: half a batch\n{stopped}").verdict == "application"
+
+
 def test_what_was_killed_before_slurm_stopped_the_rest_was_not_cancelled() -> None:
     killed, stopped = "srun: error: n1: task 0: Killed", "srun: Terminating job step 7.0"
     assert read_text(f"{killed}\n{stopped}").error == "killed"
