@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 KEYS = (
     *("job", "attempt", "user", "account", "name", "array", "state", "exit_code", "signal", "start", "end"),
     *("nodes", "gpus", "failed_node", "log", "log_class", "submit"),
+    *("partition", "qos", "reservation", "timelimit", "constraint"),
 )
 
 
