@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from slurm_gpuhealth.config import settings as settings_module
-    from slurm_gpuhealth.correlate.state import Weights
+    from slurm_gpuhealth.correlate.state import Ratios
     from slurm_gpuhealth.outcomes import Attempt, Event, Suspicion, Verdict
 
 __all__ = ["AppState", "Case", "Correlator", "FleetState", "NodeState", "State"]
@@ -274,12 +274,10 @@ class Correlator:
         case.own = own
 
     def _record(self, node: NodeState, name: str, case: Case, key: str, judged: Judged, unexplained: bool) -> None:
-        weights: Weights | None = judged.weights.get(name)
-        if not weights or max(map(abs, weights)) < LEAST:
-            weights = None
+        ratios: Ratios | None = judged.ratios.get(name) or None
         attempt, old = case.attempt, node.records.get(key)
         hard = name in judged.hard
-        if old and not (weights or old.weights) and (old.hard, old.unexplained) == (hard, unexplained):
+        if old and not (ratios or old.ratios) and (old.hard, old.unexplained) == (hard, unexplained):
             return
         node.records[key] = Record(
             start=attempt.start,
@@ -287,8 +285,8 @@ class Correlator:
             home=attempt.nodes[0],
             user=attempt.user,
             application=case.application,
-            weights=weights,
-            blame=round(judged.verdict.responsible.get(name, 0.0), 5) if weights else 0.0,
+            ratios=ratios,
+            blame=round(judged.verdict.responsible.get(name, 0.0), 5) if ratios else 0.0,
             hard=hard,
             unexplained=unexplained,
             days=old.days if old else node.days,
@@ -296,7 +294,7 @@ class Correlator:
             apart=case.apart,
         )
         same = old and (old.hard, old.apart) == (hard, case.apart)
-        if same and old and weights and old.weights and _alike(node, old.weights, weights):
+        if same and old and ratios and old.ratios and _alike(node, old.ratios, ratios):
             return  # what the node's evidence comes to stays as it is
         suspicion.put(node, key, old)
         if old is None and len(node.records) > node._limit:
@@ -395,9 +393,9 @@ def _odds(p: float) -> float:
 
 
 def _alike(node: NodeState, one: Sequence[float], other: Sequence[float]) -> bool:
-    if all(abs(a - b) < LEAST for a, b in zip(one, other)):
+    factors = [b / a for a, b in zip(one, other)]
+    if all(abs(factor - 1) < LEAST for factor in factors):
         return True
-    factors = [math.exp(b - a) for a, b in zip(one, other)]
     return node._tally is not None and suspicion.matter(node._tally, factors) < suspicion.TRIFLE / 5
 
 

@@ -72,13 +72,13 @@ def spare(node: NodeState, least: float) -> bool:
 def prune(node: NodeState, time: float, horizon: float) -> None:
     """Forget attempts that say nothing, once no late event can come; then the least telling and oldest."""
     weighty, light = time - 2 * horizon, time - SHORT
-    kept = {key: one for key, one in node.records.items() if one.end > (weighty if one.weights else light)}
+    kept = {key: one for key, one in node.records.items() if one.end > (weighty if one.ratios else light)}
     if len(kept) > RECORDS:
         order = sorted(kept, key=lambda key: kept[key].end)
         order.sort(key=lambda key: kept[key].hard or kept[key].blame > HOPELESS)
         for key in order[:-RECORDS]:
             del kept[key]
-    gone = [one for key, one in node.records.items() if one.weights and key not in kept]
+    gone = [one for key, one in node.records.items() if one.ratios and key not in kept]
     if gone and not (node._tally and all(not one.hard for one in gone) and suspicion.trifle(node._tally, gone)):
         node.touched()
     node.records = kept

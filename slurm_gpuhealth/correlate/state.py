@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.correlate.weights import Grid
     from slurm_gpuhealth.outcomes import GpuName
 
-    Weights = tuple[float, ...]
-    """Logarithms, one a level of the grid; level 0 is 0."""
+    Ratios = tuple[float, ...]
+    """The likelihood of each level of the grid, over that of level 0."""
 
 T = TypeVar("T", bound="Kept")
 SEEN = 128  # keys of attempts, at the first node of each: what is delivered twice comes again soon
@@ -105,7 +105,7 @@ class Record(NamedTuple):
     """The node at which its case lies."""
     user: str
     application: str
-    weights: Weights | None = None
+    ratios: Ratios | None = None
     """None: nothing, so far."""
     blame: float = 0.0
     """The node's share, 0 to 1."""
