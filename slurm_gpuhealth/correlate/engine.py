@@ -9,8 +9,8 @@ event has one place at its node, and what an attempt said before is taken out be
 
 from __future__ import annotations
 
-import math
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from slurm_gpuhealth.correlate import fleet, memory, suspects, suspicion
@@ -49,6 +49,7 @@ RISE = 3.0  # a node whose odds of being bad change by this factor has its attem
 BURST = 6 * 3600.0  # a program with a new bug fails again and again until it is mended
 LATELY = 0.3  # the weight of an application's last run in its rate of late
 PRINTS = 8
+LOT = 32  # keys that are forgotten at once: to find the oldest key of a dict takes longer the more were deleted
 
 
 class Correlator:
@@ -78,8 +79,9 @@ class Correlator:
         if key in home.seen:
             return None if attempt.state == "COMPLETED" else self._told_again(attempt, home, key)
         home.seen[key] = attempt.end
-        if len(home.seen) > SEEN:
-            del home.seen[next(iter(home.seen))]
+        if len(home.seen) > SEEN + LOT:
+            for old in list(islice(home.seen, LOT)):
+                del home.seen[old]
         name = application(attempt.user, attempt.account, attempt.name, attempt.submit)
         unit = growth(attempt.end, self.settings.half_life)
         self._expose(attempt, unit, self._count(attempt, name, unit))
@@ -208,6 +210,7 @@ class Correlator:
             fleet.remember(self.state.fleet, case, key, self.leaves.above(attempt.nodes), self.settings.half_life)
             _remember_print(app, case, key)
             case.apart = memory.only_here(app, attempt)
+            app.alone = max(app.alone, attempt.end) if case.apart else app.alone
             memory.mark(app.died, attempt.nodes, attempt.end)
         judged = self._judge(case, key, fresh=True)
         self._rescored.pop(key, None)
@@ -320,7 +323,7 @@ class Correlator:
         if case.attempt.state in STATES:
             return
         app = self.state.applications[case.application]
-        if not case.apart:
+        if not case.apart and case.attempt.end - app.alone < DAY:
             self._not_only_there(case, app)
         if not 1 / OFTEN < rate / (app.judged or self.settings.failing) < OFTEN:
             app.judged = rate

@@ -72,24 +72,25 @@ def spare(node: NodeState, least: float) -> bool:
 def prune(node: NodeState, time: float, horizon: float) -> None:
     """Forget attempts that say nothing, once no late event can come; then the least telling and oldest."""
     weighty, light = time - 2 * horizon, time - SHORT
-    kept = {key: one for key, one in node.records.items() if one.end > (weighty if one.ratios else light)}
-    if len(kept) > RECORDS:
-        order = sorted(kept, key=lambda key: kept[key].end)
-        order.sort(key=lambda key: kept[key].hard or kept[key].blame > HOPELESS)
-        for key in order[:-RECORDS]:
-            del kept[key]
-    gone = [one for key, one in node.records.items() if one.ratios and key not in kept]
+    order = sorted(
+        (one.hard or one.blame > HOPELESS, one.end, place, key)
+        for place, (key, one) in enumerate(node.records.items())
+        if one.end > (weighty if one.ratios else light)
+    )
+    left = {key for _, _, _, key in order[-RECORDS:]}
+    gone = [one for key, one in node.records.items() if one.ratios and key not in left]
     if gone and not (node._tally and all(not one.hard for one in gone) and suspicion.trifle(node._tally, gone)):
         node.touched()
-    node.records = kept
-    node.cases = {
-        key: case
-        for key, case in node.cases.items()
-        if case.attempt.end > time - (horizon if case.blame > HOPELESS else SHORT)
-    }
-    if len(node.cases) > RECORDS:
-        node.cases = dict(list(node.cases.items())[-RECORDS:])
-    node._limit = max(32, len(kept) + 16)
+    node.records = {key: one for key, one in node.records.items() if key in left}
+    if node.cases:
+        node.cases = {
+            key: case
+            for key, case in node.cases.items()
+            if case.attempt.end > time - (horizon if case.blame > HOPELESS else SHORT)
+        }
+        if len(node.cases) > RECORDS:
+            node.cases = dict(list(node.cases.items())[-RECORDS:])
+    node._limit = max(32, len(left) + 16)
 
 
 def mark(when: dict[str, float], nodes: Sequence[str], time: float) -> None:

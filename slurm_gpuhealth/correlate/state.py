@@ -193,6 +193,8 @@ class AppState(Kept):
     """Node → when it last completed there: the last four."""
     died: dict[str, float] = field(default_factory=dict)
     """The same of its failures."""
+    alone: float = 0.0
+    """When the last of its failures ended that was `Case.apart`."""
 
 
 @dataclass

@@ -40,7 +40,7 @@ def levels(
     if without:
         record = node.records.get(without.key)
         near = incidents_in(node, without.start, without.end) if near is None else near
-        events = [one for one in near if one.kind in COUNTED]
+        events = [one for one in near if one.kind in COUNTED] if near else []
         if record and record.ratios and not events:
             least = [1 / one for one in record.ratios]
         if events or (least and matter(tally, least) >= TRIFLE):

@@ -14,13 +14,12 @@ makes a node suspect.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import exp, inf
 from operator import itemgetter, mul
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from slurm_gpuhealth.config.settings import Suspicion
     from slurm_gpuhealth.correlate.weights import Grid
     from slurm_gpuhealth.outcomes import GpuName
@@ -75,19 +74,11 @@ Told = tuple[str, tuple[float, float]]
 """A user, when it told of an incident, and how much it had told by then."""
 
 
-class Last(NamedTuple):
-    """The incident that may not be over."""
-
-    time: float
-    until: float
-    ratios: Sequence[float]
-    user: str
-    hard: bool
-
-
-NONE = Last(-inf, -inf, (), "", False)
+Last = tuple[float, float, Sequence[float], str, bool]
+"""The incident that may not be over: its begin and end, ratios and user of its strongest evidence, and whether hard."""
 Mark = tuple[Last, At, int]
 """`Tally.last`, `before` and the length of `told`."""
+NONE: Last = -inf, -inf, (), "", False
 
 
 class Tally:
@@ -116,30 +107,30 @@ class Tally:
 
     def add(self, item: Item) -> bool:
         """False where `item` is older than what was added before."""
-        last, items = self.last, self.items
         start, end, ratios, user, hard, _, _, days, jobs = item
-        if end < last.until:
+        begun, until, strongest, told, sure = last = self.last
+        if end < until:
             return False
-        if not len(items) % STEP:
+        if not len(self.items) % STEP:
             self.marks.append((last, self.before, len(self.told)))
-        items.append(item)
+        self.items.append(item)
         ahead, self.ahead = self.ahead, None
-        if _same_incident(last.until, start, end, hard, self.settings):
-            stronger = max(ratios) > max(last.ratios)
-            self.last = Last(
-                last.time,
+        if _same_incident(until, start, end, hard, self.settings):
+            stronger = max(ratios) > max(strongest)
+            self.last = (
+                begun,
                 end,
-                ratios if stronger else last.ratios,
-                user if stronger and user else last.user,
-                last.hard or hard,
+                ratios if stronger else strongest,
+                user if stronger and user else told,
+                sure or hard,
             )
-            self.known = None
-            return True
-        self.before = ahead[1] if ahead and ahead[0] == (end, days, jobs) else self._carried(end, days, jobs)
-        if last.user and not last.hard:
-            self.load[last.user] = told = last.time, self._load() + 1
-            self.told.append((last.user, told))
-        self.last, self.known = Last(end, end, ratios, user, hard), None
+        else:
+            self.before = ahead[1] if ahead and ahead[0] == (end, days, jobs) else self._carried(end, days, jobs)
+            if told and not sure:
+                self.load[told] = much = begun, self._load(told, begun) + 1
+                self.told.append((told, much))
+            self.last = end, end, ratios, user, hard
+        self.known = None
         return True
 
     def branch(self, without: Without) -> Tally:
@@ -191,18 +182,18 @@ class Tally:
     def now(self) -> At:
         """After the last incident."""
         if self.known is None:
-            last, (levels, since, days, jobs) = self.last, self.before
-            if not last.ratios:
+            begun, until, ratios, user, hard = self.last
+            if not ratios:
                 self.known = self.before
                 return self.known
-            self.share = share = 1.0 if last.hard or last.user not in self.load else 0.5 ** self._load()
-            ratios = last.ratios
+            levels, _, days, jobs = self.before
+            self.share = share = 1.0 if hard or user not in self.load else 0.5 ** self._load(user, begun)
             if share != 1:  # a job whose word counts less is, as much less, one that the node let live
-                drift = self.grid.drift
-                ratios = [one**share * exp((share - 1) * alive) for one, (_, _, alive) in zip(ratios, drift)]
+                drift, less = self.grid.drift, share - 1
+                ratios = [one**share * exp(less * alive) for one, (_, _, alive) in zip(ratios, drift)]
             levels = list(map(mul, levels, ratios))
             total = sum(levels)
-            self.known = [one / total for one in levels], last.until, days, jobs
+            self.known = [one / total for one in levels], until, days, jobs
         return self.known
 
     def _carried(self, time: float, days: float, jobs: float) -> At:
@@ -223,11 +214,12 @@ class Tally:
             ]
         return levels, time if time > since else since, days, jobs
 
-    def _load(self) -> float:
-        """How much the user of the last incident had told before, of late."""
-        time, user = self.last.time, self.last.user
-        when, much = self.load.get(user, (time, 0.0))
-        return much * float(2.0 ** (-(time - when) / self.settings.same_user))
+    def _load(self, user: str, time: float) -> float:
+        """How much the user had told by then, of late."""
+        if user not in self.load:
+            return 0.0
+        when, much = self.load[user]
+        return much * float(2.0 ** ((when - time) / self.settings.same_user))
 
     def incidents(self) -> list[Group]:
         """What it is made of, by time."""
@@ -237,7 +229,7 @@ class Tally:
         found: list[Group] = []
         together: list[Item] = []
         for one in self.items:
-            if together and not _same_incident(tally.last.until, one.start, one.end, one.hard, self.settings):
+            if together and not _same_incident(tally.last[1], one.start, one.end, one.hard, self.settings):
                 found.append(tally._group(together))
                 together = []
             together.append(one)
@@ -254,7 +246,7 @@ class Tally:
         strongest = max(items, key=strength)
         names = max((one for one in items if one.gpu is not None), key=strength, default=strongest)
         hard = any(one.hard for one in items)
-        return Group(self.last.until, strongest.ratios, self.share, hard, names.gpu, strongest.what)
+        return Group(self.last[1], strongest.ratios, self.share, hard, names.gpu, strongest.what)
 
 
 def _same_incident(until: float, start: float | None, end: float, hard: bool, s: Suspicion) -> bool:
