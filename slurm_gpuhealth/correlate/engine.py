@@ -146,10 +146,12 @@ class Correlator:
         if attempt.state == "COMPLETED":
             app.lately *= 1 - LATELY
             memory.mark(app.well, attempt.nodes[:1], end)
-            app.ended = max(app.ended, end)
+            if end > app.ended:
+                app.ended = end
         everywhere = self.state.fleet
         everywhere.runs += unit
-        everywhere.last = max(everywhere.last, end)
+        if end > everywhere.last:
+            everywhere.last = end
         everywhere.exposure += max(0.0, end - attempt.start) / DAY * unit * len(attempt.nodes)
         return (app.failed + s.runs * s.failing * unit) / (app.runs + s.runs * unit) * unit
 
@@ -327,8 +329,7 @@ class Correlator:
             self._not_only_there(case, app)
         if not 1 / OFTEN < rate / (app.judged or self.settings.failing) < OFTEN:
             app.judged = rate
-            for other, home, *_ in app.prints:
-                self._as_often(other, home, case, app.lately)
+            self._as_often(app, case)
         if not fleet.unexplained(case):
             return
         if case.shared:
@@ -353,18 +354,20 @@ class Correlator:
                 earlier.apart = False
                 self._again(key, home)
 
-    def _as_often(self, key: str, home: str, newer: Case, lately: float) -> None:
-        """Judge an earlier failure of an application by how often it fails now."""
-        node = self.state.nodes.get(home)
-        record = node.records.get(key) if node else None
-        if not node or not record or not (record.blame > 0.02 or record.hard):
-            return
-        earlier = node.cases.get(key)
-        if not earlier or earlier is newer:
-            return
-        if newer.attempt.end - earlier.attempt.end < BURST:
-            earlier.lately = max(earlier.lately, lately - earlier.own * LATELY * (1 - LATELY))
-        self._again(key, home)
+    def _as_often(self, app: AppState, newer: Case) -> None:
+        """Judge earlier failures of an application by how often it fails now."""
+        known = self.state.nodes.get
+        for key, home, *_ in app.prints:
+            node = known(home)
+            record = node.records.get(key) if node else None
+            if not node or not record or not (record.blame > 0.02 or record.hard):
+                continue
+            earlier = node.cases.get(key)
+            if not earlier or earlier is newer:
+                continue
+            if newer.attempt.end - earlier.attempt.end < BURST:
+                earlier.lately = max(earlier.lately, app.lately - earlier.own * LATELY * (1 - LATELY))
+            self._again(key, home)
 
     def _ripple(self, name: str, time: float) -> None:
         """If a node has become a suspect, or no longer is, judge its earlier failures again."""

@@ -72,14 +72,15 @@ def spare(node: NodeState, least: float) -> bool:
 def prune(node: NodeState, time: float, horizon: float) -> None:
     """Forget attempts that say nothing, once no late event can come; then the least telling and oldest."""
     weighty, light = time - 2 * horizon, time - SHORT
-    order = sorted(
+    rows = [
         (one.hard or one.blame > HOPELESS, one.end, place, key)
         for place, (key, one) in enumerate(node.records.items())
         if one.end > (weighty if one.ratios else light)
-    )
-    left = {key for _, _, _, key in order[-RECORDS:]}
-    gone = [one for key, one in node.records.items() if one.ratios and key not in left]
-    if gone and not (node._tally and all(not one.hard for one in gone) and suspicion.trifle(node._tally, gone)):
+    ]
+    rows.sort()
+    left = {key for _, _, _, key in rows[-RECORDS:]}
+    gone = [one for key, one in node.records.items() if key not in left and one.ratios]
+    if gone and node._tally and (any(one.hard for one in gone) or not suspicion.trifle(node._tally, gone)):
         node.touched()
     node.records = {key: one for key, one in node.records.items() if key in left}
     if node.cases:

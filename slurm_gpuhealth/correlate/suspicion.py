@@ -106,7 +106,7 @@ def trifle(tally: Tally, gone: list[Record]) -> bool:
 
 def matter(tally: Tally, factors: Sequence[float]) -> float:
     """How much of the node's probabilities these factors move."""
-    return sum(one * abs(1 - factor) for one, factor in zip(tally.now()[0], factors))
+    return sum([one * abs(1 - factor) for one, factor in zip(tally.now()[0], factors)])
 
 
 def tally_of(node: NodeState, grid: Grid, s: Suspicion) -> Tally:
