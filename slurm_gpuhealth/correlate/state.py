@@ -226,6 +226,12 @@ class State:
     applications: MutableMapping[str, AppState] = field(default_factory=dict)
     fleet: FleetState = field(default_factory=FleetState)
 
+    def node(self, name: str) -> NodeState:
+        known = self.nodes.get(name)
+        if known is None:
+            known = self.nodes[name] = NodeState()
+        return known
+
 
 class Leaves(NamedTuple):
     """The leaf switches of the network."""
