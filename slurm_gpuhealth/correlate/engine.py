@@ -150,6 +150,7 @@ class Correlator:
         decayed = days * unit
         completed = attempt.state == "COMPLETED" and end - start > spared
         run: tuple[float, float, Any] = start, end, None
+        width = 0
         for name in attempt.nodes:
             node = known(name) or self.state.node(name)
             if end <= node.repaired:
@@ -158,12 +159,11 @@ class Correlator:
             if gpus:
                 held = gpus.get(name)
                 if held is not run[2]:  # most of its nodes have the same, and share what is kept
-                    run = start, end, held
-                width = len(held) if held else node.width
-                if width < node.width:
-                    share = width / node.width
-                else:
+                    run, width = (start, end, held), len(held) if held else 0
+                if width > node.width:
                     node.width = width
+                elif 0 < width < node.width:
+                    share = width / node.width
             node.exposure += decayed * share
             node.days += days * share
             node.jobs += share
