@@ -81,6 +81,13 @@ class Attempt(NamedTuple):
     reading: Reading | None = None
     submit: str = ""
     """A hash of the submit line; "" unknown."""
+    partition: str = ""
+    qos: str = ""
+    reservation: str = ""
+    timelimit: float | None = None
+    """In seconds; None: unknown, or none."""
+    constraint: str = ""
+    """What the user asked of a node, as `--constraint` has it."""
 
 
 class Event(NamedTuple):

@@ -106,7 +106,7 @@ def _job(one: Attempt, hide: Hide | None) -> dict[str, Any]:
         lines = [cited.text for cited in (reading.cause, *reading.collateral) if cited]
         row["log"] = row["log"] or "\n".join(lines) or None
     if hide:
-        row |= {name: hide(row[name]) for name in ("user", "account", "submit")}
+        row |= {name: hide(row[name]) for name in ("user", "account", "submit", "reservation")}
         row["name"] = hide(re.sub(r"\d+", "#", row["name"]))
         row["log"] = None
     return row

@@ -124,7 +124,7 @@ def join(db: sql.Connection, attempts: Iterable[Attempt]) -> Iterator[Attempt]:
 
 def attempt_of(row: Any) -> Attempt:
     """A row of the table `attempt` as a value."""
-    values = {name: row[name] for name in Attempt._fields}
+    values = {name: row[name] for name in Attempt._fields if name in row}
     values["nodes"] = tuple(json.loads(row["nodes"]))
     values["gpus"] = {node: tuple(one) for node, one in json.loads(row["gpus"]).items()} if row["gpus"] else None
     values["reading"] = read_reading(row["reading"]) if row["reading"] else None

@@ -49,6 +49,11 @@ def read_attempt(row: Mapping[str, Any]) -> Attempt:
             _text(row.get("log_class")),
             None,
             str(row.get("submit") or ""),
+            str(row.get("partition") or ""),
+            str(row.get("qos") or ""),
+            str(row.get("reservation") or ""),
+            _seconds(row, "timelimit") if row.get("timelimit") is not None else None,
+            str(row.get("constraint") or ""),
         )
     except KeyError as error:
         raise ValueError(f"no key {error}") from None

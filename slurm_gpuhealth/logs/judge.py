@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from slurm_gpuhealth.logs import known as logs_known
 from slurm_gpuhealth.logs import line, python
+from slurm_gpuhealth.logs.scan import KILLED
 from slurm_gpuhealth.outcomes import Cited, Reading
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ OWN_IP = re.compile(
 HOSTRANK = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d+)")
 NODERANK = re.compile(rb"Rank (\d+), node ([A-Za-z][\w.-]{0,62}), device")
 WORLD = re.compile(rb"world[_ ]size[=: ]{1,3}(\d+)", re.I)
-ENDED = "killed"
 WAITED = ("NCCL watchdog", "coordination service")
 WORDS = {
     "application": "the program or its input",
@@ -119,16 +119,18 @@ def first_cause(hits: Sequence[Hit]) -> Hit:
     A failure that the job survived counts only if there is nothing else.
     A stop by Slurm or by the user counts only if nothing had gone wrong before.
     """
+    cascade = [hit for hit in hits if hit.known.role == "cascade"]
     first = [hit for hit in hits if hit.known.role == "first"]
+    stopped = any(hit.known.cause == "user" for hit in cascade)
+    first = [hit for hit in first if not hit.survived] or ([] if stopped else first)
     if not first:
-        cascade = [hit for hit in hits if hit.known.role == "cascade"]
         weak = _hints(hits)
         if weak and not cascade:
             return _by_words(weak)
-        said = [hit for hit in cascade if hit.known.cause != "user"] or cascade or list(hits)
+        said = [hit for hit in cascade if hit.known.cause != "user"] or _killed_before(cascade, hits) or cascade
+        said = said or [hit for hit in hits if hit.known.role != "weak"] or list(hits)
         best = max(hit.known.confidence for hit in said)
         return _earliest(hit for hit in said if hit.known.confidence >= best)
-    first = [hit for hit in first if not hit.survived] or first
     sure = [hit for hit in first if hit.known.confidence >= SURE]
     best = max(hit.known.confidence for hit in first)
     cause = _earliest(sure or [hit for hit in first if hit.known.confidence > best - BAND])
@@ -139,6 +141,12 @@ def first_cause(hits: Sequence[Hit]) -> Hit:
     return cause
 
 
+def _killed_before(stops: Sequence[Hit], hits: Sequence[Hit]) -> list[Hit]:
+    """Processes that had ended before Slurm or a launcher stopped the rest."""
+    first = min(map(_order, stops), default=(False, -1, 0))
+    return [hit for hit in hits if hit.error == KILLED and _order(hit) < first]
+
+
 def _doubt(hit: Hit) -> float:
     """Heat, or what people write about a machine, does not explain why a job was stopped."""
     return 0.65 if hit.known.cause == "node" else 0.5
@@ -146,7 +154,7 @@ def _doubt(hit: Hit) -> float:
 
 def _hints(hits: Sequence[Hit]) -> list[Hit]:
     """Words that hint at a cause. If the log tells of the job's end: only those shortly before it or after it."""
-    ends = [hit for hit in hits if hit.error == ENDED]
+    ends = [hit for hit in hits if hit.error == KILLED]
     end = min(ends, key=_order) if ends else None
     return [
         hit
@@ -201,13 +209,16 @@ def culprits(cause: Hit, hits: Sequence[Hit], told: Map, hosts: Sequence[str]) -
     ends = _ends(hits, told) if waiting else None
     if ends is not None:
         return ends, [f"the connections that broke single out {' and '.join(ends)}"] if ends else []
-    died = _first_to_die(hits) if waiting or cause.known.role == "confirm" else None
+    dead = [hit for hit in hits if hit.dead and (waiting or hit is cause)]
+    died = _earliest(dead) if dead else _first_to_die(hits) if waiting or cause.known.role == "confirm" else None
+    if cause.known.cause == "user" or (died is None and cause.known.role == "cascade"):
+        return [], []  # who reports that another has died is a bystander
     hit = died or cause
     host = hit.said.host or _host(hit.said.rank, told, hosts)
-    if not host or cause.known.cause == "user":
+    if not host:
         return [], []
     host = told.get(host, host)
-    return [host], [f"{'the first process to die ran' if died else 'it was'} on {host}"]
+    return [host], [f"{'what died first ran' if died else 'it was'} on {host}"]
 
 
 def _missing(hits: Sequence[Hit], told: Map) -> list[int]:
@@ -242,7 +253,7 @@ def _ends(hits: Sequence[Hit], told: Map) -> list[str] | None:
 
 def _first_to_die(hits: Sequence[Hit]) -> Hit | None:
     """The first process that a launcher reports as ended, with its host or rank."""
-    ended = [hit for hit in hits if hit.error == ENDED]
+    ended = [hit for hit in hits if hit.error == KILLED]
     died = [hit for hit in ended if hit.said.host or hit.said.rank is not None]
     return _earliest(died) if died else None
 

@@ -62,6 +62,14 @@ MIGHT_BE = re.compile(
 )
 
 
+# What a message only guesses, after what it knows: "heartbeat timeout. This indicates that the task was preempted".
+GUESS = re.compile(
+    rb"\b(?:this (?:can happen|(?:most likely |usually |often )?(?:indicates|means)|is (?:usually|(?:most )?likely)"
+    rb"|(?:may|might|could) (?:be|mean|indicate))|(?:potential|possible|common|likely) (?:root )?(?:causes|reasons)"
+    rb"|either the leader task)\b"
+)
+
+
 class Known(NamedTuple):
     """A known failure; the fields are explained at the head of patterns.toml."""
 
@@ -133,7 +141,15 @@ def words(low: bytes) -> set[bytes]:
 
 
 def recognise(low: bytes) -> Known | None:
-    """The known failure of a lower-case line: the one that ranks highest; noise ranks above all."""
+    """The known failure of a lower-case line: of what it says, else of what it guesses."""
+    best = _best(low)
+    guess = GUESS.search(low) if best is not None else None
+    said = _best(low[: guess.start()]) if guess else None
+    return best if said is None or said.role == "weak" else said
+
+
+def _best(low: bytes) -> Known | None:
+    """The known failure that ranks highest; noise ranks above all."""
     best, rank = None, (-1, 0.0, 0)
     lines = table().lines
     every = {b"", *WORD.findall(low)}

@@ -49,6 +49,18 @@ PEER = re.compile(
 )
 ITERATION = re.compile(r"\b(?:iteration|iter|global_step|step)[ #:=]{1,12}(\d{1,12})\b", re.I)
 
+# Who died, in the words of another: Ray's head, Open MPI's mpirun, the leader of JAX's processes. A word may stand in
+# the lines after the message.
+DEAD = re.compile(
+    rb"node name: ([\w.-]{1,63}) has been marked dead"
+    rb"|and (?:address|ip): ([\w.:-]{1,63}) has been marked dead"
+    rb"|Worker IP address: ([\w.:-]{1,63})"
+    rb"|Remote daemon *: \[\[[\d,]{1,20}\],\d{1,9}\] on node ([\w.-]{1,63})"
+    rb"|located on node:\s{1,20}hostname: {1,9}([\w.-]{1,63})"
+    rb"|task:(\d{1,6}) heartbeat timeout|Communication error with rank (\d{1,6})"
+    rb"|(?:stopped sending heartbeats\):|imed out task names:)\s{0,9}/job:\w{1,63}(?:/replica:\d{1,6})?/task:(\d{1,6})"
+)
+
 
 KEY = 6
 # The prefixes by the first character of a line, so that only a few are tried.
@@ -106,6 +118,15 @@ def read(raw: bytes) -> Line:
     peer = PEER.search(head) if "eer" in head or "onnect" in head or "recv from" in head or "send to" in head else None
     shown = head if head.isprintable() else "".join(c if c.isprintable() else "?" for c in head)
     return Line(rest, shown, int(rank) if rank else None, host, int(gpu) if gpu else None, when(text), peer and peer[1])
+
+
+def dead(block: bytes, start: int, end: int) -> tuple[str | None, int | None] | None:
+    """Host and rank of the process that a message between `start` and `end` says has died; None if it names none."""
+    found = DEAD.search(block, start, end)
+    if not found:
+        return None
+    host, rank = (next(filter(None, some), b"").decode() for some in (found.groups()[:5], found.groups()[5:]))
+    return host or None, int(rank) if rank else None
 
 
 def when(text: str) -> float | None:

@@ -46,6 +46,8 @@ WHO = re.compile(rb"\brank[ :=_]?\d+|^\[?\d+[\]:]|^\[\d+,\d+\]|\b[a-z][a-z._-]*\
 DIGITS = b"0123456789"
 XID = re.compile(rb"\bxid\b[ :=#]{0,3}(?:\((?:pci:)?[^)\n]{0,40}\):? )?(?:error |code |is ){0,2}(\d{1,3})\b(.{0,200})")
 WORDS = "words of "
+KILLED = "killed"
+"""The error of lines that only say that a process has ended."""
 MILD = re.compile(rb"(?:\b|user)(?:warn(?:ing)?|info|debug|deprecated|retrying|skipping)\b")
 """What such a line reports did not end a job."""
 EXCEPTION = re.compile(rb"(?:error|exception|interrupt|exit|timeout|abort)(?::|\(|\s*$)")
@@ -55,6 +57,8 @@ SAYS = re.compile(rb"\s{0,80}[\w.]{1,80}: ")
 QUOTED = 4
 """Lines of a statement that Python 3.13 and later quote; earlier ones quote its first."""
 ROOT = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d{1,6})")
+OWN_CODE = re.compile(rb"exit(?: |ed with (?:exit )?)?(?:code|status)[ :=]{1,4}(?:1|2|126|127)(?![\d.])")
+"""Codes that a program, or the shell that did not find it, ends with by itself."""
 SOME_XID = Known("Xid", "node", "hardware", "first", 0.85, "gpu", "")
 MENDED = (63, 92)
 """Xids of hardware that programs survive."""
@@ -76,6 +80,8 @@ class Hit(NamedTuple):
     survived: bool = False
     """The job went on after it, or a library only warns of it."""
     file: int = 0
+    dead: bool = False
+    """Its rank and host are those of the one that died; another says so."""
 
 
 def shortened(block: bytes) -> bytes:
@@ -215,6 +221,11 @@ def hit(block: bytes, low: bytes, start: int, end: int, frames: python.Frames) -
     root = ROOT.search(block, start, end + 600) if b"root cause (first" in line else None
     if root:
         said = said._replace(host=root[1].decode(), rank=int(root[2]))
+    died = logs_line.dead(block, start, end + 200) if known.role == "cascade" else None
+    if died:
+        said = said._replace(host=died[0], rank=died[1])
+    if known.error == KILLED and OWN_CODE.search(line):
+        known = known._replace(cause="application")
     where = ""
     if name and known.role != "cascade":
         where = frames.innermost(block, start)
@@ -222,7 +233,7 @@ def hit(block: bytes, low: bytes, start: int, end: int, frames: python.Frames) -
             known = known._replace(confidence=min(0.95, known.confidence + 0.1))
     general = known.error in ("program error", "exception") or known.error.startswith(WORDS)
     warned = known.cause in ("fabric", "infrastructure") and MILD.search(line) is not None and b"nccl warn" not in line
-    return Hit(start, known, name if general and name else known.error, where, said, warned)
+    return Hit(start, known, name if general and name else known.error, where, said, warned, dead=died is not None)
 
 
 def quoted(low: bytes, start: int, line: bytes) -> bool:

@@ -65,8 +65,8 @@ def restored(settings: Settings, journal: Journal, found: NodeRecord) -> NodeRec
     ours = reason.parse(kept["reason"])
     if ours is None or ours.state == "claim" or _is_request(ours):  # undone, or cancelled: the text was Slurm's before
         return found
-    if remark.read_said(found.comment).acks.get(ours.fact, 0.0) > time.time():
-        return found
+    if remark.read_said(found.comment).acks.get(ours.fact, 0.0) > kept.get("seen", kept["since"]):
+        return found  # resumed by an admin, however long ago
     if "DRAIN" not in found.flags and " reboot running" not in kept["reason"]:  # DOWN after another's reboot
         return found
     if any(_is_an_admins(one, kept) for one in control.events(settings.slurm, [found.name])):

@@ -12,13 +12,14 @@ from slurm_gpuhealth.simulate.cases import DAY
 from slurm_gpuhealth.simulate.world import name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from slurm_gpuhealth.simulate.world import World
 
 KEYS = (
     *("job", "attempt", "user", "account", "name", "array", "state", "exit_code", "signal", "start", "end"),
     *("nodes", "gpus", "failed_node", "log", "log_class", "submit"),
+    *("partition", "qos", "reservation", "timelimit", "constraint"),
 )
 
 
@@ -31,10 +32,10 @@ def write(world: World, folder: str, logs: bool) -> None:
     there.mkdir(parents=True, exist_ok=True)
     attempts = (item for _, item in world.stream if isinstance(item, Attempt))
     events = (item._asdict() for _, item in world.stream if isinstance(item, Event))
-    _lines(there / "JOBS.jsonl", (_row(one, logs) for one in attempts))
-    _lines(there / "EVENTS.jsonl", events)
+    lines(there / "JOBS.jsonl", (_row(one, logs) for one in attempts))
+    lines(there / "EVENTS.jsonl", events)
     truth = [*(_lemon(one) for one in world.lemons), *(one._asdict() for one in world.truth.values())]
-    _lines(there / "TRUTH.jsonl", truth)
+    lines(there / "TRUTH.jsonl", truth)
     (there / "TOPOLOGY.json").write_text(json.dumps(world.leaves))
 
 
@@ -44,7 +45,16 @@ def _row(attempt: Attempt, logs: bool) -> dict[str, Any]:
         attempt = attempt._replace(log=texts.text(attempt))
     if reading and not logs:
         attempt = attempt._replace(log_class=reading.kind or "none")
+    return row(attempt)
+
+
+def row(attempt: Attempt) -> dict[str, Any]:
+    """A line of JOBS, as docs/replay.md has it."""
     return {key: getattr(attempt, key) for key in KEYS}
+
+
+def line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, separators=(",", ":")) + "\n"
 
 
 def _lemon(one: Any) -> dict[str, Any]:
@@ -52,7 +62,6 @@ def _lemon(one: Any) -> dict[str, Any]:
     return {**told, "per_day": one.rate * DAY}
 
 
-def _lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+def lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     with path.open("w") as file:
-        for row in rows:
-            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+        file.writelines(map(line, rows))

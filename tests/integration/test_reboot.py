@@ -144,6 +144,7 @@ def test_where_reboots_are_off_one_by_hand_is_noticed_and_proven(lab):
     lab.configure(TO_REBOOT)
     lab.inject("n1", "xid", 119, "--gpu", 3)
     lab.until_reason("n1", "reboot manual")
+    lab.check("n1")  # which notes the boot that this was asked in
     lab.stop_node("n1")
     lab.inject("n1", "reboot")
     lab.start_node("n1", "-b")

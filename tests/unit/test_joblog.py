@@ -7,6 +7,7 @@ import pwd
 import signal
 import socket
 import sys
+import tempfile
 import time
 import types
 from pathlib import Path
@@ -60,16 +61,13 @@ def classifier(monkeypatch):
 
 
 @pytest.fixture
-def home(tmp_path):
-    """A folder of the user games that others can enter too; the way to it is open to everybody."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder == Path("/tmp") or folder == Path("/"):
-            break
+def home():
+    """A folder of the user games that others can enter too, outside pytest's: each new pytest closes that to others."""
+    with tempfile.TemporaryDirectory(prefix="gpuhealth-home-") as name:
+        folder = Path(name)
         folder.chmod(0o755)
-    folder = tmp_path / "home"
-    folder.mkdir()
-    os.chown(folder, GAMES.pw_uid, GAMES.pw_gid)
-    return folder
+        os.chown(folder, GAMES.pw_uid, GAMES.pw_gid)
+        yield folder
 
 
 @pytest.fixture

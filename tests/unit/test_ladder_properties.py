@@ -241,3 +241,9 @@ def test_a_fault_seen_while_somebody_asks_for_a_test_waits_again_when_that_claim
 def test_a_gpu_gone_for_good_on_the_default_ladder_ends_also_when_all_is_done_by_hand(nodes):
     for fault in ("lost", "remap"):
         ends_well(nodes, [("off: all", 0, 1, 0, ""), (fault, 0, 1, 3, "")])
+
+
+def test_a_hold_that_an_admin_ended_long_ago_does_not_come_back_when_slurm_drains_the_node(nodes):
+    """The acknowledgement had ended too by the time that the node looked again."""
+    history = [("dead", 0, 1, 0, ""), ("check", 0, 1, 0, ""), ("check", 0, 1, 0, ""), ("undrain", 0, 1, 0, "")]
+    ends_well(nodes, [*history, ("too few GPUs", 0, 1500, 0, "")])

@@ -147,6 +147,64 @@ def test_a_reset_that_many_pairs_see_singles_out_nobody() -> None:
     assert read_text("\n".join(line.format(*pair) for pair in ((1, 2), (3, 4), (5, 6)))).hosts == ()
 
 
+@pytest.mark.parametrize(
+    ("line", "host", "rank"),
+    [
+        ("The node with node id: 7a and ip: 10.3.0.9 has been marked dead because ...", "g009", None),
+        ("The node with node id: 7a and address: 10.3.0.9 and node name: g009 has been marked dead", "g009", None),
+        ("(raylet) A worker died or was killed while ... Worker IP address: 10.3.0.9 Worker port: 1", "g009", None),
+        ("ORTE has lost communication with a remote daemon.\n\n  HNP daemon : [[1,0],0] on node g001\n"
+         "  Remote daemon: [[1,0],1] on node g009", "g009", None),
+        ("ORTE has lost communication with its daemon located on node:\n\n  hostname:  g009", "g009", None),
+        ("UNAVAILABLE: Task /job:jax_worker/replica:0/task:6 heartbeat timeout.", "g002", 6),
+        ("MPID_nem_tcp_connpoll(1845): Communication error with rank 6: Connection timed out", "g002", 6),
+        ("The following tasks are unhealthy (stopped sending heartbeats):\n/job:jax_worker/task:6", "g002", 6),
+    ],
+)  # fmt: skip
+def test_who_died_is_singled_out_and_not_who_says_so(line: str, host: str, rank: int | None) -> None:
+    known = "g009:1:2 [0] NCCL INFO Bootstrap : Using ib0:10.3.0.9<0>\nworld_size=8\n"
+    reading = read_text(f"{known}[rank1]: {line}", ("g00a", "g002"))
+    assert (reading.hosts, reading.rank) == ((host,), rank)
+    watchdog = "[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)\n"
+    assert read_text(f"{known}{watchdog}{line}", ("g00a", "g002")).hosts == (host,)
+
+
+def test_a_bystander_that_only_reports_a_death_is_not_singled_out() -> None:
+    for line in ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)", "Connection closed by peer"):
+        assert read_text(f"world_size=8\n[rank1]: {line}", ("g001", "g002")).hosts == ()
+
+
+def test_what_a_message_guesses_does_not_count_beside_what_it_says() -> None:
+    guess = "This most likely indicates that the task was preempted."
+    assert read_text(f"UNAVAILABLE: Task /job:w/task:1 heartbeat timeout. {guess}").error == "task lost"
+    assert read_text(f"something went wrong. {guess}").verdict == "user"
+
+
+def test_a_stop_counts_more_than_what_the_job_survived() -> None:
+    steps = "".join(f"step {step} loss 2.5\n" for step in range(20))
+    stopped = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***"
+    assert read_text(f"RuntimeError: half a batch\n{steps}{stopped}").verdict == "user"
+    assert read_text(f"{steps}RuntimeError: half a batch\n{stopped}").verdict == "application"
+
+
+def test_what_was_killed_before_slurm_stopped_the_rest_was_not_cancelled() -> None:
+    killed, stopped = "srun: error: n1: task 0: Killed", "srun: Terminating job step 7.0"
+    assert read_text(f"{killed}\n{stopped}").error == "killed"
+    assert read_text(f"{stopped}\n{killed}").verdict == "user"
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [("1", "application"), ("2", "application"), ("127", "application"), ("12", "unknown"), ("137", "infrastructure"),
+     ("139", "application"), ("134", "application"), ("135", "infrastructure")],
+)  # fmt: skip
+def test_an_exit_code_tells_whether_the_program_ended_by_itself(said: str, verdict: str) -> None:
+    for line in (f"srun: error: n1: tasks 3-4: Exited with exit code {said}", f"=   EXIT CODE: {said}"):
+        reading = read_text(line)
+        assert reading.verdict == verdict
+        assert reading.confidence < 0.5
+
+
 def test_an_address_becomes_its_host_where_nccl_said_whose_it_is() -> None:
     text = (
         "g004:1:2 [0] NCCL INFO Bootstrap : Using ib0:10.0.0.4<0>\n"

@@ -84,6 +84,17 @@ def test_every_pattern_costs_no_more_than_its_text_is_long(row: dict) -> None:
             assert spent(lines) < SLACK + 4 * length / MIB, (pattern, how, length, "lines")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["this is usually ", "task died. this ", "located on node: hostname: ", "sending heartbeats): /job:a/replica:1/",
+     "and address: 10.0.0.1 has been marked ", "Remote daemon: [[1,2],3] on node ", "exited with exit code : "],
+)  # fmt: skip
+def test_imitations_of_who_died_and_of_guesses(text: str) -> None:
+    for length in LENGTHS:
+        assert spent(of(f"node lost: marked dead {text}", length)) < SLACK + length / MIB
+    assert spent("\n".join([of(f"marked dead {text}", 500)] * (MIB // 500))) < SLACK + 4
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_all_words_of_the_table_in_one_line(length: int) -> None:
     words = list(WORDS)
