@@ -30,12 +30,14 @@ def keep(node: NodeState, event: Event, kind: str, strength: float, horizon: flo
             if one.time <= time <= one.until:
                 return False
             node.events[place] = one._replace(time=min(one.time, time), until=max(one.until, time))
+            node._quiet = max(one.until for one in node.events)
             return True
     node.events.append(Incident(time, time, event.gpu, kind, strength, code, node.days, node.jobs))
     if len(node.events) > 1 and node.events[-2].time >= time:
         node.events.sort(key=lambda one: (one.time, one.code, str(one.gpu)))
     if len(node.events) > EVENTS or node.events[0].until < time - 2 * horizon:
         node.events[:] = [one for one in node.events if one.until >= time - 2 * horizon][-EVENTS:]
+    node._quiet = max((one.until for one in node.events), default=time)
     return True
 
 

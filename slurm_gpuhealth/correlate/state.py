@@ -5,6 +5,7 @@ It grows with nodes and applications; what is kept of single jobs and events is 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -152,6 +153,8 @@ class NodeState(Kept):
     cases: dict[str, Case] = field(default_factory=dict)
     _limit: int = 32
     """Records at which the node is tidied up next."""
+    _quiet: float = math.inf
+    """No event of the node ended later."""
     _tally: Any = None
     """suspicion.Tally of the evidence."""
 

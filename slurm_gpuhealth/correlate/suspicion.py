@@ -188,7 +188,7 @@ def forgotten(node: NodeState, gpu: GpuName | None) -> float:
 
 def incidents_in(node: NodeState, start: float, end: float) -> list[Incident]:
     """The node's events that overlap a time."""
-    return [one for one in node.events if one.time <= end and one.until >= start]
+    return [one for one in node.events if one.time <= end and one.until >= start] if node._quiet >= start else []
 
 
 def tied(found: list[Group], time: float, grid: Grid) -> dict[str, float]:

@@ -7,8 +7,11 @@ import random
 import pytest
 
 from slurm_gpuhealth.config.settings import Suspicion
+from slurm_gpuhealth.correlate import memory, suspicion
+from slurm_gpuhealth.correlate.state import NodeState
 from slurm_gpuhealth.correlate.tally import STEP, Item, Tally, Without
 from slurm_gpuhealth.correlate.weights import grid
+from slurm_gpuhealth.outcomes import Event
 
 S = Suspicion()
 GRID = grid(S)
@@ -97,3 +100,18 @@ def test_what_a_user_says_again_counts_less():
     shares = [one.share for one in folded(again).incidents()]
     assert shares == sorted(shares, reverse=True)
     assert shares[1] == pytest.approx(0.5 ** (2 ** (-1 / 3)))
+
+
+def test_the_events_of_a_time_are_found_whatever_order_they_came_in_and_however_long_they_lasted():
+    rng = random.Random(3)  # noqa: S311 - the same every time
+    for _ in range(50):
+        node = NodeState()
+        for _ in range(40):
+            time = START + rng.choice((rng.randrange(3000), rng.randrange(300_000)))
+            memory.keep(node, Event(time, "n1", rng.choice((0, 1)), "xid", "79"), "hard", 1.0, 28 * 24 * HOUR)
+        for _ in range(20):
+            start = START + rng.randrange(-1000, 320_000)
+            end = start + rng.randrange(20_000)
+            overlap = [one for one in node.events if one.time <= end and one.until >= start]
+            assert suspicion.incidents_in(node, start, end) == overlap
+            assert suspicion.incidents_in(NodeState.from_json(node.to_json()), start, end) == overlap
