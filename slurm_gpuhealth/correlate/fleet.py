@@ -69,7 +69,8 @@ def surge(fleet: FleetState, case: Case) -> float:
     for window, least in ((SURGE, 3), (ABRUPT, 2)):
         users = _users(fleet, case.attempt.end, window, case.attempt.nodes, case.leaves) - {case.attempt.user}
         expected = max(fleet.usual, 0.5) * window / SURGE
-        if len(users) >= max(least, expected) and poisson_tail(len(users), expected) <= 1e-3:
+        # Within two standard deviations it is no rare chance.
+        if len(users) >= max(least, expected + 2 * math.sqrt(expected)) and poisson_tail(len(users), expected) <= 1e-3:
             most = max(most, 1 - expected / len(users))
     return most
 
@@ -108,7 +109,7 @@ def poisson_tail(count: int, expected: float) -> float:
         return 1.0
     term = math.exp(count * math.log(expected) - expected - math.lgamma(count + 1))
     total, k = 0.0, count
-    while term > 1e-17 * max(total, 1e-300) or k <= expected:
+    while term > 1e-17 * total or k <= expected:
         total += term
         k += 1
         term *= expected / k

@@ -30,12 +30,14 @@ def keep(node: NodeState, event: Event, kind: str, strength: float, horizon: flo
             if one.time <= time <= one.until:
                 return False
             node.events[place] = one._replace(time=min(one.time, time), until=max(one.until, time))
+            node._quiet = max(one.until for one in node.events)
             return True
     node.events.append(Incident(time, time, event.gpu, kind, strength, code, node.days, node.jobs))
     if len(node.events) > 1 and node.events[-2].time >= time:
         node.events.sort(key=lambda one: (one.time, one.code, str(one.gpu)))
     if len(node.events) > EVENTS or node.events[0].until < time - 2 * horizon:
         node.events[:] = [one for one in node.events if one.until >= time - 2 * horizon][-EVENTS:]
+    node._quiet = max((one.until for one in node.events), default=time)
     return True
 
 
@@ -72,24 +74,26 @@ def spare(node: NodeState, least: float) -> bool:
 def prune(node: NodeState, time: float, horizon: float) -> None:
     """Forget attempts that say nothing, once no late event can come; then the least telling and oldest."""
     weighty, light = time - 2 * horizon, time - SHORT
-    kept = {key: one for key, one in node.records.items() if one.end > (weighty if one.weights else light)}
-    if len(kept) > RECORDS:
-        order = sorted(kept, key=lambda key: kept[key].end)
-        order.sort(key=lambda key: kept[key].hard or kept[key].blame > HOPELESS)
-        for key in order[:-RECORDS]:
-            del kept[key]
-    gone = [one for key, one in node.records.items() if one.weights and key not in kept]
-    if gone and not (node._tally and all(not one.hard for one in gone) and suspicion.trifle(node._tally, gone)):
+    rows = [
+        (one.hard or one.blame > HOPELESS, one.end, place, key)
+        for place, (key, one) in enumerate(node.records.items())
+        if one.end > (weighty if one.ratios else light)
+    ]
+    rows.sort()
+    left = {key for _, _, _, key in rows[-RECORDS:]}
+    gone = [one for key, one in node.records.items() if key not in left and one.ratios]
+    if gone and node._tally and (any(one.hard for one in gone) or not suspicion.trifle(node._tally, gone)):
         node.touched()
-    node.records = kept
-    node.cases = {
-        key: case
-        for key, case in node.cases.items()
-        if case.attempt.end > time - (horizon if case.blame > HOPELESS else SHORT)
-    }
-    if len(node.cases) > RECORDS:
-        node.cases = dict(list(node.cases.items())[-RECORDS:])
-    node._limit = max(32, len(kept) + 16)
+    node.records = {key: one for key, one in node.records.items() if key in left}
+    if node.cases:
+        node.cases = {
+            key: case
+            for key, case in node.cases.items()
+            if case.attempt.end > time - (horizon if case.blame > HOPELESS else SHORT)
+        }
+        if len(node.cases) > RECORDS:
+            node.cases = dict(list(node.cases.items())[-RECORDS:])
+    node._limit = max(32, len(left) + 16)
 
 
 def mark(when: dict[str, float], nodes: Sequence[str], time: float) -> None:

@@ -5,6 +5,7 @@ It grows with nodes and applications; what is kept of single jobs and events is 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.correlate.weights import Grid
     from slurm_gpuhealth.outcomes import GpuName
 
-    Weights = tuple[float, ...]
-    """Logarithms, one a level of the grid; level 0 is 0."""
+    Ratios = tuple[float, ...]
+    """The likelihood of each level of the grid, over that of level 0."""
 
 T = TypeVar("T", bound="Kept")
 SEEN = 128  # keys of attempts, at the first node of each: what is delivered twice comes again soon
@@ -105,7 +106,7 @@ class Record(NamedTuple):
     """The node at which its case lies."""
     user: str
     application: str
-    weights: Weights | None = None
+    ratios: Ratios | None = None
     """None: nothing, so far."""
     blame: float = 0.0
     """The node's share, 0 to 1."""
@@ -152,6 +153,8 @@ class NodeState(Kept):
     cases: dict[str, Case] = field(default_factory=dict)
     _limit: int = 32
     """Records at which the node is tidied up next."""
+    _quiet: float = math.inf
+    """No event of the node ended later."""
     _tally: Any = None
     """suspicion.Tally of the evidence."""
 
@@ -193,6 +196,8 @@ class AppState(Kept):
     """Node → when it last completed there: the last four."""
     died: dict[str, float] = field(default_factory=dict)
     """The same of its failures."""
+    alone: float = 0.0
+    """When the last of its failures ended that was `Case.apart`."""
 
 
 @dataclass
@@ -223,6 +228,12 @@ class State:
     nodes: MutableMapping[str, NodeState] = field(default_factory=dict)
     applications: MutableMapping[str, AppState] = field(default_factory=dict)
     fleet: FleetState = field(default_factory=FleetState)
+
+    def node(self, name: str) -> NodeState:
+        known = self.nodes.get(name)
+        if known is None:
+            known = self.nodes[name] = NodeState()
+        return known
 
 
 class Leaves(NamedTuple):

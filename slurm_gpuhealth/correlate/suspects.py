@@ -213,7 +213,7 @@ def _after_tests(rung: str, node: NodeState) -> str:
     soon suspected again, level 4 is due."""
     if rung not in ("L2", "L3", "L4"):
         return rung
-    newest = max([one.end for one in node.records.values() if one.weights] + [one.until for one in node.events] + [0.0])
+    newest = max([one.end for one in node.records.values() if one.ratios] + [one.until for one in node.events] + [0.0])
     for level, (when, passed) in node.tests.items():
         if not passed or not level.isdigit():
             continue

@@ -40,18 +40,19 @@ def levels(
     if without:
         record = node.records.get(without.key)
         near = incidents_in(node, without.start, without.end) if near is None else near
-        events = [one for one in near if one.kind in COUNTED]
-        if record and record.weights and not events:
-            least = [exp(-one) for one in record.weights]
+        events = [one for one in near if one.kind in COUNTED] if near else []
+        if record and record.ratios and not events:
+            least = [1 / one for one in record.ratios]
         if events or (least and matter(tally, least) >= TRIFLE):
             tally, least = _apart(node, tally, grid, s, without, events), ()
     found = tally.at(time, node.days, node.jobs)
     if least:
         found = list(map(mul, found, least))
-    tested = exp(_tests(node, time, grid, s)) if node.tests else 1.0
-    total = found[0] + tested * sum(found[1:])
-    tested /= total
-    return [found[0] / total, *[tested * one for one in found[1:]]]
+    if node.tests:
+        tested = exp(_tests(node, time, grid, s))
+        found = [found[0], *[tested * one for one in found[1:]]]
+    total = sum(found)
+    return [one / total for one in found]
 
 
 def hazard(found: list[float], grid: Grid) -> float:
@@ -87,8 +88,7 @@ def _tests(node: NodeState, time: float, grid: Grid, s: Suspicion) -> float:
 
 def groups(node: NodeState, grid: Grid, s: Suspicion) -> list[Group]:
     """The node's incidents, by time."""
-    tally = tally_of(node, grid, s)
-    return [*tally.closed, *([tally.counted()] if tally.last else [])]
+    return tally_of(node, grid, s).incidents()
 
 
 def take_in(node: NodeState, time: float, grid: Grid, s: Suspicion) -> None:
@@ -101,12 +101,12 @@ def take_in(node: NodeState, time: float, grid: Grid, s: Suspicion) -> None:
 
 def trifle(tally: Tally, gone: list[Record]) -> bool:
     """Whether it makes no difference that all this is forgotten."""
-    return matter(tally, [exp(-sum(one)) for one in zip(*(record.weights or () for record in gone))]) < TRIFLE
+    return matter(tally, [1 / math.prod(one) for one in zip(*(record.ratios or () for record in gone))]) < TRIFLE
 
 
 def matter(tally: Tally, factors: Sequence[float]) -> float:
     """How much of the node's probabilities these factors move."""
-    return sum(one * abs(1 - factor) for one, factor in zip(tally.now()[0], factors))
+    return sum([one * abs(1 - factor) for one, factor in zip(tally.now()[0], factors)])
 
 
 def tally_of(node: NodeState, grid: Grid, s: Suspicion) -> Tally:
@@ -140,17 +140,16 @@ def _anew(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) ->
 def put(node: NodeState, key: str, old: Record | None) -> None:
     """Count the record of that key instead of `old`."""
     tally, item = node._tally, item_of(node.records[key], key)
-    if tally and not (tally.replace(key, item) if old and old.weights else item is None or tally.add(item)):
+    if tally and not (tally.replace(key, item) if old and old.ratios else item is None or tally.add(item)):
         node.touched()
 
 
 def item_of(record: Record, key: str) -> Item | None:
     """What a failed attempt says of a node; None: nothing."""
-    if not record.weights:
+    if not record.ratios:
         return None
-    ratios = list(map(exp, record.weights))
     user = "" if record.apart else record.user
-    return Item(record.start, record.end, ratios, user, record.hard, None, key, record.days, record.jobs)
+    return Item(record.start, record.end, record.ratios, user, record.hard, None, key, record.days, record.jobs)
 
 
 def _items(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) -> Iterator[Item]:
@@ -189,7 +188,7 @@ def forgotten(node: NodeState, gpu: GpuName | None) -> float:
 
 def incidents_in(node: NodeState, start: float, end: float) -> list[Incident]:
     """The node's events that overlap a time."""
-    return [one for one in node.events if one.time <= end and one.until >= start]
+    return [one for one in node.events if one.time <= end and one.until >= start] if node._quiet >= start else []
 
 
 def tied(found: list[Group], time: float, grid: Grid) -> dict[str, float]:

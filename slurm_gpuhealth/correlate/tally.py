@@ -14,7 +14,8 @@ makes a node suspect.
 
 from __future__ import annotations
 
-from math import exp
+from collections.abc import Sequence
+from math import exp, inf
 from operator import itemgetter, mul
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,34 +35,18 @@ class Without(NamedTuple):
     end: float
 
 
-class Group(NamedTuple):
-    """One failure of a node, however often it was seen."""
-
-    time: float
-    until: float
-    ratios: list[float]
-    share: float
-    """How much of it counts."""
-    user: str
-    hard: bool
-    gpu: GpuName | None
-    what: str
-    """The case, or the event's code."""
-    told: float = 0.0
-    """How strong the evidence is that names the GPU."""
-
-
 class Item(NamedTuple):
     """One piece of evidence: a job (`start` is known) or an event."""
 
     start: float | None
     end: float
-    ratios: list[float]
+    ratios: Sequence[float]
     """The likelihood of each level, over that of level 0."""
     user: str
     hard: bool
     gpu: GpuName | None
     what: str
+    """The case, or the event's code."""
     days: float
     """`NodeState.days` and `jobs` at that time."""
     jobs: float
@@ -70,18 +55,40 @@ class Item(NamedTuple):
 BY_END = itemgetter(Item._fields.index("end"), Item._fields.index("what"))
 
 
+class Group(NamedTuple):
+    """An incident: one failure of a node, however often it was seen."""
+
+    until: float
+    ratios: Sequence[float]
+    share: float
+    """How much of it counts."""
+    hard: bool
+    gpu: GpuName | None
+    what: str
+    """The strongest evidence: a case, or an event's code."""
+
+
 At = tuple[list[float], float, float, float]
 """The probabilities of the levels at a time: then that time, and `NodeState.days` and `jobs` of it."""
+Told = tuple[str, tuple[float, float]]
+"""A user, when it told of an incident, and how much it had told by then."""
+
+
+Last = tuple[float, float, Sequence[float], str, bool]
+"""The incident that may not be over: its begin and end, ratios and user of its strongest evidence, and whether hard."""
+Mark = tuple[Last, At, int]
+"""`Tally.last`, `before` and the length of `told`."""
+NONE: Last = -inf, -inf, (), "", False
 
 
 class Tally:
     """Evidence in the order of its time, incident by incident."""
 
+    __slots__ = ("ahead", "before", "grid", "items", "known", "last", "load", "marks", "settings", "share", "told")
+
     def __init__(self, grid: Grid, s: Suspicion, prior: list[float], since: float) -> None:
         self.grid, self.settings = grid, s
-        self.closed: list[Group] = []
-        self.last: Group | None = None
-        self.load: dict[str, tuple[float, float]] = {}
+        self.last = NONE
         self.before: At = prior, since, 0.0, 0.0
         """What was known without the last incident."""
         self.known: At | None = self.before
@@ -90,47 +97,41 @@ class Tally:
         """How much of the last incident counts, where `known` is worked out."""
         self.ahead: tuple[tuple[float, float, float], At] | None = None
         """What was known at a later time, as it was last asked: mostly that of the item which is added next."""
+        self.told: list[Told] = []
+        """Of the incidents before the last."""
+        self.load: dict[str, tuple[float, float]] = {}
+        """The same, the newest of each user."""
         self.items: list[Item] = []
-        self.marks: list[tuple[Group | None, At, At | None, float, int, dict[str, tuple[float, float]]]] = []
-        """Before each STEP-th item: `last`, `before`, `known`, `share`, the length of `closed`, and `load`."""
+        self.marks: list[Mark] = []
+        """Before each STEP-th item."""
 
     def add(self, item: Item) -> bool:
         """False where `item` is older than what was added before."""
-        last = self.last
-        if last and item.end < last.until:
+        start, end, ratios, user, hard, _, _, days, jobs = item
+        begun, until, strongest, told, sure = last = self.last
+        if end < until:
             return False
-        before = self.known or self.now()
-        if len(self.items) % STEP == 0:
-            self.marks.append((last, self.before, before, self.share, len(self.closed), dict(self.load)))
+        if not len(self.items) % STEP:
+            self.marks.append((last, self.before, len(self.told)))
         self.items.append(item)
-        ahead, self.ahead, self.known = self.ahead, None, None
-        if last and _same_incident(last, item, self.settings):
-            strength = max(item.ratios)
-            stronger, names = strength > max(last.ratios), item.gpu is not None and strength > last.told
-            self.last = last._replace(
-                until=item.end,
-                ratios=item.ratios if stronger else last.ratios,
-                user=item.user if stronger and item.user else last.user,
-                hard=last.hard or item.hard,
-                gpu=item.gpu if names else last.gpu,
-                what=item.what if stronger else last.what,
-                told=strength if names else last.told,
+        ahead, self.ahead = self.ahead, None
+        if _same_incident(until, start, end, hard, self.settings):
+            stronger = max(ratios) > max(strongest)
+            self.last = (
+                begun,
+                end,
+                ratios if stronger else strongest,
+                user if stronger and user else told,
+                sure or hard,
             )
-            return True
-        if last:
-            self._close(last if self.share == 1 else last._replace(share=self.share))
-        told = max(item.ratios) if item.gpu is not None else 0.0
-        self.last = Group(item.end, item.end, item.ratios, 1.0, item.user, item.hard, item.gpu, item.what, told)
-        if ahead and ahead[0] == (item.end, item.days, item.jobs):
-            self.before = ahead[1]
         else:
-            self.before = self._carried(before, item.end, item.days, item.jobs)
+            self.before = ahead[1] if ahead and ahead[0] == (end, days, jobs) else self._carried(end, days, jobs)
+            if told and not sure:
+                self.load[told] = much = begun, self._load(told, begun) + 1
+                self.told.append((told, much))
+            self.last = end, end, ratios, user, hard
+        self.known = None
         return True
-
-    def _close(self, group: Group) -> None:
-        self.closed.append(group)
-        if group.user and not group.hard:
-            self.load[group.user] = (group.time, self._load(group) + 1)
 
     def branch(self, without: Without) -> Tally:
         """The tally without that case and the events of its time."""
@@ -143,61 +144,61 @@ class Tally:
                 out.add(first := place)
         if not out:
             return self
-        tally = self._until(first)
-        for place in range(first + 1, len(self.items)):
+        step = first // STEP
+        tally = Tally(self.grid, self.settings, *self.before[:2])
+        tally._begin(self.marks[step], self.told)
+        for place in range(step * STEP, len(self.items)):
             if place not in out:
                 tally.add(self.items[place])
         return tally
 
     def replace(self, key: str, item: Item | None) -> bool:
         """Replace a job's item. False if that can't be done here."""
-        at = range(len(self.items) - 1, -1, -1)
-        place = next((one for one in at if self.items[one].what == key and self.items[one].start is not None), None)
-        if place is None or not self.marks or (item and item.end != self.items[place].end):
+        items = self.items
+        at = range(len(items) - 1, -1, -1)
+        place = next((one for one in at if items[one].what == key and items[one].start is not None), None)
+        if place is None or (item and item.end != items[place].end):
             return False
-        tally = self._until(place)
-        for one in ([item] if item else []) + self.items[place + 1 :]:
-            tally.add(one)
-        kept = place // STEP
-        tally.items, tally.marks = self.items[: kept * STEP] + tally.items, self.marks[:kept] + tally.marks
-        self.__dict__ = tally.__dict__
+        step = place // STEP
+        again = items[step * STEP : place] + ([item] if item else []) + items[place + 1 :]
+        self._begin(self.marks[step], self.told)
+        del items[step * STEP :], self.marks[step:]
+        for one in again:
+            self.add(one)
         return True
 
-    def _until(self, place: int) -> Tally:
-        """As it was before that item; its own items and marks begin at the last mark."""
-        tally = Tally(self.grid, self.settings, [], 0.0)
-        step = min(place // STEP, len(self.marks) - 1)
-        tally.last, tally.before, tally.known, tally.share, closed, load = self.marks[step]
-        tally.closed, tally.load = self.closed[:closed], dict(load)
-        for item in self.items[step * STEP : place]:
-            tally.add(item)
-        return tally
+    def _begin(self, mark: Mark, told: list[Told]) -> None:
+        """Go back to a mark. Items and marks are left to the caller."""
+        self.last, self.before, length = mark
+        self.known, self.ahead, self.told = None, None, told[:length]
+        self.load = dict(self.told)
 
     def at(self, time: float, days: float, jobs: float) -> list[float]:
         """The probabilities at a later time; not yet adding up to 1."""
-        found = self._carried(self.known or self.now(), time, days, jobs)
+        found = self._carried(time, days, jobs)
         self.ahead = (time, days, jobs), found
         return found[0]
 
     def now(self) -> At:
         """After the last incident."""
         if self.known is None:
-            last = self.last
-            assert last is not None  # noqa: S101 - before the first, `known` is the prior
+            begun, until, ratios, user, hard = self.last
+            if not ratios:
+                self.known = self.before
+                return self.known
             levels, _, days, jobs = self.before
-            self.share = share = 1.0 if last.hard or last.user not in self.load else 0.5 ** self._load(last)
-            ratios = last.ratios
+            self.share = share = 1.0 if hard or user not in self.load else 0.5 ** self._load(user, begun)
             if share != 1:  # a job whose word counts less is, as much less, one that the node let live
-                drift = self.grid.drift
-                ratios = [one**share * exp((share - 1) * alive) for one, (_, _, alive) in zip(ratios, drift)]
+                drift, less = self.grid.drift, share - 1
+                ratios = [one**share * exp(less * alive) for one, (_, _, alive) in zip(ratios, drift)]
             levels = list(map(mul, levels, ratios))
             total = sum(levels)
-            self.known = [one / total for one in levels], last.until, days, jobs
+            self.known = [one / total for one in levels], until, days, jobs
         return self.known
 
-    def _carried(self, start: At, time: float, days: float, jobs: float) -> At:
+    def _carried(self, time: float, days: float, jobs: float) -> At:
         """To a later time, through the days and jobs in between, in which nothing happened."""
-        levels, since, past, had = start
+        levels, since, past, had = self.known or self.now()
         grid = self.grid
         span = (time - since) * grid.change if 0 < since < time else 0.0
         if days < past:
@@ -213,21 +214,45 @@ class Tally:
             ]
         return levels, time if time > since else since, days, jobs
 
-    def counted(self) -> Group:
-        """The last incident, with the share that counts."""
+    def _load(self, user: str, time: float) -> float:
+        """How much the user had told by then, of late."""
+        if user not in self.load:
+            return 0.0
+        when, much = self.load[user]
+        return much * float(2.0 ** ((when - time) / self.settings.same_user))
+
+    def incidents(self) -> list[Group]:
+        """What it is made of, by time."""
+        if not self.items:
+            return []
+        tally = Tally(self.grid, self.settings, *self.marks[0][1][:2])
+        found: list[Group] = []
+        together: list[Item] = []
+        for one in self.items:
+            if together and not _same_incident(tally.last[1], one.start, one.end, one.hard, self.settings):
+                found.append(tally._group(together))
+                together = []
+            together.append(one)
+            tally.add(one)
+        return [*found, tally._group(together)]
+
+    def _group(self, items: list[Item]) -> Group:
+        """The last incident, which is made of these."""
+
+        def strength(item: Item) -> float:
+            return max(item.ratios)
+
         self.now()
-        assert self.last is not None  # noqa: S101 - callers have looked
-        return self.last._replace(share=self.share)
-
-    def _load(self, group: Group) -> float:
-        when, much = self.load.get(group.user, (group.time, 0.0))
-        return much * float(2.0 ** (-(group.time - when) / self.settings.same_user))
+        strongest = max(items, key=strength)
+        names = max((one for one in items if one.gpu is not None), key=strength, default=strongest)
+        hard = any(one.hard for one in items)
+        return Group(self.last[1], strongest.ratios, self.share, hard, names.gpu, strongest.what)
 
 
-def _same_incident(last: Group, item: Item, s: Suspicion) -> bool:
+def _same_incident(until: float, start: float | None, end: float, hard: bool, s: Suspicion) -> bool:
     """An event belongs to the incident shortly before it; a job to the incident that ended it."""
-    if item.start is None:
-        return item.end - last.until <= s.storm
-    if item.hard:
-        return item.start - s.before <= last.until
-    return item.start < last.until and item.end - last.until <= s.incident
+    if start is None:
+        return end - until <= s.storm
+    if hard:
+        return start - s.before <= until
+    return start < until and end - until <= s.incident

@@ -55,7 +55,7 @@ class Evidence(NamedTuple):
 
 def gather(case: Case, key: str, known: Known) -> Evidence:
     attempt, s = case.attempt, known.settings
-    state_of = known.state.nodes.get
+    state_of, shrink = known.state.nodes.get, 1.0 / growth(attempt.end, s.half_life)
     nodes = {node: state_of(node) or NodeState() for node in attempt.nodes}
     without = Without(key, attempt.start - s.before, attempt.end + s.after)
     near = {
@@ -64,8 +64,8 @@ def gather(case: Case, key: str, known: Known) -> Evidence:
         if state.events and (found := suspicion.incidents_in(state, without.start, without.end))
     }
     return Evidence(
-        failing=_failing(case, known.state, s),
-        log=_log(case, known),
+        failing=_failing(case, known.state, shrink, s),
+        log=_log(case, known, shrink),
         repeated=_repeated(case, key, known.state),
         named=_named(case, s),
         nodes=nodes,
@@ -75,10 +75,9 @@ def gather(case: Case, key: str, known: Known) -> Evidence:
     )
 
 
-def _failing(case: Case, state: State, s: Suspicion) -> float:
+def _failing(case: Case, state: State, shrink: float, s: Suspicion) -> float:
     """How often the application fails by itself, without this attempt: its own rate, pulled towards the fleet's, or
     the rate of its last few runs if that is higher."""
-    shrink = 1.0 / growth(case.attempt.end, s.half_life)
     fleet = state.fleet
     failed, runs = max(0.0, fleet.failed * shrink - case.own), max(0.0, fleet.runs * shrink - 1)
     mean = (failed + FLEET_RUNS * s.failing) / (runs + FLEET_RUNS)
@@ -91,12 +90,12 @@ def _failing(case: Case, state: State, s: Suspicion) -> float:
     return max(s.least, min(0.98, max(lately, (failed + s.runs * mean) / (runs + s.runs))))
 
 
-def _log(case: Case, known: Known) -> Row:
+def _log(case: Case, known: Known, shrink: float) -> Row:
     """What programs of this cluster write when they fail is learnt from their failures."""
     if case.kind is None:
         return ALIKE
     s, grid, kinds = known.settings, known.grid, known.state.fleet.kinds
-    row, shrink = grid.rows[case.kind], 1.0 / growth(case.attempt.end, s.half_life)
+    row = grid.rows[case.kind]
     seen = max(0.0, sum(kinds.values()) * shrink - case.own)
     like_it = max(0.0, kinds.get(case.kind, 0.0) * shrink - case.own)
     learnt = (row[1] / grid.programs * s.log_runs + like_it) / (s.log_runs + seen) * grid.programs
@@ -105,8 +104,8 @@ def _log(case: Case, known: Known) -> Row:
 
 def _repeated(case: Case, key: str, state: State) -> float:
     """The same error at the same iteration, or of the same rank, on other nodes: the program's own. (Method 6.3.)"""
-    app = state.applications.get(case.application)
-    if not app or not case.fingerprint:
+    app = state.applications.get(case.application) if case.fingerprint else None
+    if not app:
         return 1.0
     strongest = 1.0
     for other, _, fingerprint, rank, iteration, nodes in app.prints:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from slurm_gpuhealth.config.settings import Suspicion
-    from slurm_gpuhealth.correlate.state import Case, Known, State, Weights
+    from slurm_gpuhealth.correlate.state import Case, Known, Ratios, State
     from slurm_gpuhealth.correlate.testimony import Evidence, Sign
     from slurm_gpuhealth.correlate.weights import Grid, Row
     from slurm_gpuhealth.outcomes import GpuName
@@ -39,8 +39,8 @@ STATES = {
 NODE_FAIL = {"application": 2e-5, "fabric": 0.2, "infrastructure": 0.05, "user": 1e-4}
 NODE_FAIL_NAMED, NODE_FAIL_OTHER = 0.35, 1e-6
 DYING = 600.0  # a node is found dead after SlurmdTimeout: however short its job was, it had that long to die
-LEAST = 0.02  # a log weight below this is not kept
-NOTHING: Weights = ()
+LEAST = 0.02  # likelihood ratios that are all this near to 1 are not kept
+NOTHING: Ratios = ()
 
 
 class Judged(NamedTuple):
@@ -49,8 +49,8 @@ class Judged(NamedTuple):
     """The application's share."""
     failing: float
     """How often the application fails by itself."""
-    weights: dict[str, Weights]
-    """Node → log likelihood of each level."""
+    ratios: dict[str, Ratios]
+    """Node → what it says of its levels."""
     hard: set[str]
     """Nodes that a hard event, or Slurm, names."""
 
@@ -71,7 +71,7 @@ def judge(case: Case, key: str, known: Known, explained: bool = True) -> Judged:
         verdict=verdict,
         own=masses["application"],
         failing=evidence.failing,
-        weights=_weights(case, likelihoods, shares, total, known.settings),
+        ratios=_of_levels(case, likelihoods, shares, total, known.settings),
         hard=_hard(case, evidence.signs),
     )
 
@@ -105,11 +105,11 @@ def _days(case: Case) -> float:
     return max(days, DYING / DAY) if case.attempt.state == "NODE_FAIL" else days
 
 
-def _likelihoods(case: Case, evidence: Evidence, known: Known) -> dict[str, Weights]:
+def _likelihoods(case: Case, evidence: Evidence, known: Known) -> dict[str, Row]:
     """Node → how likely it ends the attempt in this way, at each of its levels."""
     days, ratios = _days(case), _ratios(case, evidence, known)
-    found: dict[str, Weights] = {}
-    same: dict[tuple[float, float], Weights] = {}  # most nodes of a large job are alike
+    found: dict[str, Row] = {}
+    same: dict[tuple[float, float], Row] = {}  # most nodes of a large job are alike
     for node, state in evidence.nodes.items():
         alike = testimony.share(case.attempt, node, state), ratios[node]
         if alike not in same:
@@ -132,7 +132,7 @@ def _ratios(case: Case, evidence: Evidence, known: Known) -> dict[str, float]:
     return ratios
 
 
-def _likelihood(days: float, share: float, ratio: float, log: Row, grid: Grid) -> Weights:
+def _likelihood(days: float, share: float, ratio: float, log: Row, grid: Grid) -> Row:
     """Level by level, of a node of which the job had that share. What a broken node leaves in a log may look as if the
     program had failed."""
     days *= share
@@ -145,7 +145,7 @@ def _likelihood(days: float, share: float, ratio: float, log: Row, grid: Grid) -
     return (*[one * likely for one in odds[:-1]], odds[-1] * max(application, node) * ratio)
 
 
-def _shares(case: Case, evidence: Evidence, likelihoods: Mapping[str, Weights], known: Known) -> dict[str, float]:
+def _shares(case: Case, evidence: Evidence, likelihoods: Mapping[str, Row], known: Known) -> dict[str, float]:
     """Node → its share of the blame, not yet adding up to 1."""
     attempt, signs, grid, s = case.attempt, evidence.signs, known.grid, known.settings
     table, near, without = STATES.get(attempt.state), evidence.near, evidence.without
@@ -232,24 +232,23 @@ def _gpu(case: Case, node: str, sign: Sign | None) -> GpuName | None:
     return held[case.gpu] if case.gpu is not None and 0 <= case.gpu < len(held) else None
 
 
-def _weights(
-    case: Case, likelihoods: Mapping[str, Weights], shares: Mapping[str, float], total: float, s: Suspicion
-) -> dict[str, Weights]:
+def _of_levels(
+    case: Case, likelihoods: Mapping[str, Row], shares: Mapping[str, float], total: float, s: Suspicion
+) -> dict[str, Ratios]:
     """Node → what the case says of its levels. Heat makes a job slow: a ticket for the cooling, no failure of the node.
     (Method 6.6.)"""
     if case.attempt.state in STATES or case.kind == "thermal":
         return {}
-    return {node: _log_likelihood(total - shares[node], one, s) for node, one in likelihoods.items()}
+    return {node: _of_level(total - shares[node], one, s) for node, one in likelihoods.items()}
 
 
-def _log_likelihood(rest: float, likelihood: Weights, s: Suspicion) -> Weights:
+def _of_level(rest: float, likelihood: Row, s: Suspicion) -> Ratios:
     """Level by level: what else may have ended the attempt, plus this node at that level."""
     base = rest + likelihood[0]
-    if base <= 0 or max(likelihood) - min(likelihood) < LEAST / 2 * base:
+    if base <= 0 or max(likelihood) - min(likelihood) < LEAST * base:
         return NOTHING
-    most, log = s.most * base, math.log
-    worse = [round(log((rest + one if rest + one < most else most) / base), 4) for one in likelihood[1:]]
-    return 0.0, *worse
+    most = s.most * base
+    return 1.0, *[round((rest + one if rest + one < most else most) / base, 4) for one in likelihood[1:]]
 
 
 def _hard(case: Case, signs: Mapping[str, Sign]) -> set[str]:
