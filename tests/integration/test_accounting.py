@@ -45,7 +45,7 @@ def lab():
     folder = fresh("accounting")
     (folder / "etc").mkdir()
     (folder / "etc/topology.conf").write_text(TREE)
-    with running(Cluster(folder, nodes=4, gpus=4, extra="TopologyPlugin=topology/tree\nSlurmdTimeout=10")) as lab:
+    with running(Cluster(folder, nodes=4, gpus=4, extra="TopologyPlugin=topology/tree")) as lab:
         lab.run("sacctmgr", "-i", "add", "user", OTHER, "Account=lab")
         yield lab
 
