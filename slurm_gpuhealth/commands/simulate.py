@@ -58,7 +58,7 @@ WORLDS_LEGEND = (
 @click.option(
     "--write", metavar="FOLDER", help="Only write the first cluster, or world, to files for gpuhealth replay."
 )
-@click.option("--worlds", is_flag=True, help="Judge the correlator on 60 small worlds whose truth is plain.")
+@click.option("--worlds", is_flag=True, help="Judge the correlator on small worlds whose truth is plain.")
 @click.option("--world", "chosen_worlds", multiple=True, metavar="NAME", help="Only this small world.")
 @click.option("--all", "everything", is_flag=True, help="Also a line for each world that is kept from tuning.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for each setting and policy, or world.")

@@ -21,11 +21,11 @@ def made(request):
     return build(request.param)
 
 
-def test_sixty_worlds_half_of_each_family_are_kept():
+def test_every_family_has_worlds_to_tune_by_and_worlds_that_are_kept():
     families = defaultdict(Counter)
     for entry in ALL.values():
         families[entry.family][entry.group] += 1
-    assert Counter(entry.group for entry in ALL.values()) == {"tune": 30, "kept": 30}
+    assert all(number >= 30 for number in Counter(entry.group for entry in ALL.values()).values())
     assert all(groups["tune"] and groups["kept"] for groups in families.values())
 
 
@@ -82,9 +82,12 @@ def test_each_failure_has_a_cause_and_only_bad_nodes_cause_any(made):
 
 def test_a_bad_node_can_be_told_by_what_is_recorded(made):
     """Its failures against those of the same applications elsewhere; or Xids, or NODE_FAILs, that end its jobs."""
+    where = defaultdict(set)
+    for one in made.events:
+        where[one.code].add(one.node)
+    telling = [one for one in made.events if one.severity == "fault" and len(where[one.code]) <= len(made.nodes) / 2]
     for bad in made.bad:
-        hard = sum(one.node == bad.node and one.severity == "fault" and bad.since <= one.time <= bad.until
-                   for one in made.events)  # fmt: skip
+        hard = sum(one.node == bad.node and bad.since <= one.time <= bad.until for one in telling)
         lost = sum(one.state == "NODE_FAIL" and bad.node in one.nodes for one in made.attempts)
         assert hard >= 4 or lost >= 5 or excess(made, bad) > 4
 

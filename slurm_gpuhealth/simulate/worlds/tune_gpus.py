@@ -63,7 +63,7 @@ def xid_74_is_harmless_here(rng: Random) -> World:
     site = Site(rng, nodes=12, days=28)
     site.apps = mix(rng, 9, per_day=120)
     site.noise("74", 400)
-    site.fault(Fault("gn07", ("lost", "quiet"), since=9, per_day=0.9, gpus=(6,), xids=("79",)))
+    site.fault(Fault("gn07", ("lost",), since=9, per_day=3.0, gpus=(6,), xids=("79",)))
     return site.run()
 
 
