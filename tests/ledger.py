@@ -135,7 +135,8 @@ class Ledger:
         code = f"{int(failed)}:0"
         cells = [
             *(self.job, self.job, "lab", "gpu", user, 5, "lab", state, code, "0:0", int(start), int(end)),
-            *(f"gres/gpu={4 * len(nodes)}", ",".join(nodes), f"run{chance.randrange(3)}", "sbatch x", self.job),
+            *(f"gres/gpu={4 * len(nodes)}", ",".join(nodes), "normal", "", 60, ""),
+            *(f"run{chance.randrange(3)}", "sbatch x", self.job),
         ]
         return "|".join(map(str, cells)) + "\n"
 

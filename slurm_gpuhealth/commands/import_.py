@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 HARMLESS = frozenset({"level", "passed", "gpus", "until", "count", "pci"})
 """The details of an event that --anonymous keeps; others may name people and programs."""
 
+HIDDEN = ("user", "account", "submit", "partition", "qos", "reservation")
+"""Partitions and QOS are often called after the group that owns them; a constraint names what nodes have."""
+
 LETTERS = str.maketrans("0123456789", "ghijklmnop")
 """A hash has letters only: the correlator ignores digits in a job's name, and would take two hashes for one name."""
 
@@ -106,7 +109,7 @@ def _job(one: Attempt, hide: Hide | None) -> dict[str, Any]:
         lines = [cited.text for cited in (reading.cause, *reading.collateral) if cited]
         row["log"] = row["log"] or "\n".join(lines) or None
     if hide:
-        row |= {name: hide(row[name]) for name in ("user", "account", "submit", "reservation")}
+        row |= {name: hide(row[name]) for name in HIDDEN}
         row["name"] = hide(re.sub(r"\d+", "#", row["name"]))
         row["log"] = None
     return row

@@ -1,4 +1,4 @@
-"""gpuhealth lemons: the nodes on which more jobs have died than on their peers."""
+"""gpuhealth lemons: the nodes on which more jobs have died than on their peers, and places that harm their nodes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from slurm_gpuhealth.slurm import control
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from slurm_gpuhealth.outcomes import Suspicion
     from slurm_gpuhealth.slurm.node import NodeRecord
 
 TESTS = ("L3", "L4", "RMA")
 """The rungs that gpuhealth correlate asks for."""
+UNKNOWN = "several nodes (no common place is known)"
 
 
 @click.command()
@@ -29,23 +31,34 @@ TESTS = ("L3", "L4", "RMA")
     default=0.05,
     help="Only nodes more likely than this to be a lemon [default: 0.05].",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per node.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per node, and per bad place.")
 @click.pass_obj
 def lemons(node: str, above: float, as_json: bool) -> None:
-    """Rank nodes by suspicion, as of the last gpuhealth correlate: failures seen and expected, and what is due."""
+    """Rank nodes by suspicion, as of the last gpuhealth correlate: failures seen and expected, and what is due.
+
+    Below them, places (a rack, a PDU, a leaf switch) at which several nodes had hard events at once.
+    """
     from slurm_gpuhealth.store import judged
 
     with common.store(node) as db:
         found = [one for one in judged.suspicions(db) if one.p_lemon > above]
         looked = float(judged.get_cursor(db, "fleet") or 0)
+        places = json.loads(judged.get_cursor(db, "places") or "[]")
     if as_json:
-        for one in found:
-            click.echo(json.dumps(one._asdict()))
+        for row in (*(one._asdict() for one in found), *places):
+            click.echo(json.dumps(row))
         return
     records = _records(node)
     for name, record in records.items():
         if fault := waits.of(record):
             click.echo(common.safe(f"{name}: in service with a fault because the budget has no room: {fault}"))
+    _show(found, above, records, looked)
+    if places:
+        click.echo()
+        _show_places(places)
+
+
+def _show(found: Sequence[Suspicion], above: float, records: Mapping[str, NodeRecord], looked: float) -> None:
     if not found:
         told = (
             f"as of {common.utc(looked)} UTC, {common.ago(time.time(), looked)}"
@@ -73,6 +86,22 @@ def lemons(node: str, above: float, as_json: bool) -> None:
         ],
     )
     click.echo(f"as of {common.utc(found[0].time)} UTC, {common.ago(time.time(), found[0].time)}")
+
+
+def _show_places(places: Sequence[Mapping[str, Any]]) -> None:
+    from ClusterShell.NodeSet import NodeSet  # type: ignore[import-untyped]
+
+    rows = [
+        (one["place"] or UNKNOWN, len(one["moments"]), NodeSet.fromlist(one["nodes"]), common.utc(_last(one)))
+        for one in places
+    ]
+    common.table(("PLACE", "TIMES", "NODES", "LAST"), rows)
+    click.echo("Several nodes of the place had hard events at once: have its power, cooling and network looked at.")
+    click.echo("These events count against no node, and no test is requested for them.")
+
+
+def _last(one: Mapping[str, Any]) -> float:
+    return float(one["moments"][-1]["time"])
 
 
 def _records(node: str) -> dict[str, NodeRecord]:

@@ -26,10 +26,19 @@ FILE = click.Path(exists=True, dir_okay=False)
 @click.argument("jobs", type=FILE)
 @click.argument("events", type=FILE)
 @click.option("--topology", type=FILE, metavar="FILE", help='Which nodes a leaf switch has: {"leaf": ["node", ...]}.')
+@click.option("--places", type=FILE, metavar="FILE", help='Which nodes a place has: {"rack r7": ["node", ...]}.')
 @click.option("--every", type=click.FloatRange(min=1), metavar="SECONDS", help="Also report suspects at this interval.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.pass_obj
-def replay(node: str, jobs: str, events: str, topology: str | None, every: float | None, as_json: bool) -> None:
+def replay(
+    node: str,
+    jobs: str,
+    events: str,
+    topology: str | None,
+    places: str | None,
+    every: float | None,
+    as_json: bool,
+) -> None:
     """Judge recorded jobs and events: what each failed job died of, and which nodes are suspects.
 
     JOBS and EVENTS are files of JSON lines, in any order (docs/replay.md). Thresholds come from the configuration.
@@ -41,8 +50,8 @@ def replay(node: str, jobs: str, events: str, topology: str | None, every: float
 
     gc.disable()  # the correlator makes no reference cycles, and looking for them takes a third of the time
     try:
-        leaves = history.topology(topology) if topology else {}
-        correlator = Correlator(_settings(node).suspicion, leaves, explained=False)
+        leaves, shared = (history.topology(file) if file else {} for file in (topology, places))
+        correlator = Correlator(_settings(node).suspicion, leaves, explained=False, places=shared)
         show = _Json() if as_json else _Table()
         for one in history.run(jobs, events, correlator, every, 0.005 if as_json else 0.05):
             show.add(one)

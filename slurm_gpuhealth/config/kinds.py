@@ -21,6 +21,9 @@ TESTS = (
     *("cpu_eud", "diagnostic", "eud", "memory", "memory_bandwidth", "memtest", "nccl_tests", "nvbandwidth", "pcie"),
     *("pulse_test", "sm_stress", "targeted_power", "targeted_stress"),
 )
+RANGE = r"\d{1,9}(?:-\d{1,9})?"
+HOSTS = rf"[A-Za-z0-9_](?:[\w.-]|\[{RANGE}(?:,{RANGE})*\])*"
+MOST_HOSTS = 65536  # as Slurm's MAX_SLURM_NODES
 PARAMETERS = 100
 LONGEST = {"dcgmi": 256, "pydcgm": 100, "off": 256}
 """DCGM_MAX_TEST_PARMS and DCGM_MAX_TEST_PARMS_LEN_V2; DcgmDiag.py (4.6) still has the older, shorter limit."""
@@ -158,6 +161,15 @@ def _test(value: str) -> None:
         raise Wrong(f'"{near[0]}"' if near else f"tests of levels 2 to 4: {', '.join(TESTS)}")
 
 
+def _hostlist(value: str) -> None:
+    """Slurm's own, whether ClusterShell is here or not: a node's answer is the controller's."""
+    if not re.fullmatch(rf"{HOSTS}(,{HOSTS})*", value):
+        raise Wrong('a hostlist without spaces, "gpu[001-016,020]"')
+    for low, high in re.findall(r"(\d+)-(\d+)", " ".join(re.findall(r"\[(.*?)\]", value))):
+        if not int(low) <= int(high) < int(low) + MOST_HOSTS:
+            raise Wrong(f"ranges that go up, over at most {MOST_HOSTS} nodes")
+
+
 _parameters = _like(
     r"|[a-z][a-z0-9_]*(\.\w+)+=[^;\s]+(;[a-z][a-z0-9_]*(\.\w+)+=[^;\s]+)*",
     'parameters as for dcgmi -p, "memory.is_allowed=True;pcie.is_allowed=True"',
@@ -239,6 +251,8 @@ CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
         for one in Suspicion.__annotations__
         if one.startswith("log_") and one != "log_runs"
     },
+    ("Place", "name"): _like(r"\S(.{0,62}\S)?", 'a name of up to 64 characters, "rack r7"'),
+    ("Place", "nodes"): _hostlist,
     ("Row", "finding"): _like(r"\*|[a-z*?][a-z0-9*?-]*:\S+", 'SOURCE:CODE, "xid:79", with * and ? as in file names'),
     ("Row", "rung"): _like("|".join(("", *RUNGS)), " or ".join(f'"{one}"' for one in RUNGS)),
     ("Row", "passed"): _like("|".join(("", *RUNGS)), " or ".join(f'"{one}"' for one in RUNGS)),
@@ -257,6 +271,11 @@ def compare(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]
     for table in ("nvml", "slurm"):
         if {**getattr(Settings, table).__dict__, **data.get(table, {})}["timeout"] >= check["timeout"]:
             yield (table, "timeout"), limit
+    named: set[str] = set()
+    for index, one in enumerate(data.get("place", ())):
+        if one["name"] in named:
+            yield ("place", index, "name"), f'an earlier place has the name "{one["name"]}"; list all its nodes there'
+        named.add(one["name"])
     names = [one["name"] for one in check["command"]]
     for index, one in enumerate(check["command"]):
         here = ("check", "command", index)

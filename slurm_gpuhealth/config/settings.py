@@ -335,6 +335,16 @@ class Correlate:
 
 
 @frozen
+class Place:
+    """One `[[place]]`: what nodes share besides a leaf switch, and what may fail for all of them."""
+
+    name: str
+    """For people: "rack r7", "pdu 3"."""
+    nodes: str
+    """Hostlist."""
+
+
+@frozen
 class Row:
     """One row of the policy table: which finding, how bad, which rung."""
 
@@ -382,6 +392,7 @@ class Settings:
     accounting: Accounting = Accounting()
     correlate: Correlate = Correlate()
     suspicion: Suspicion = Suspicion()
+    place: tuple[Place, ...] = ()
     policy: tuple[Row, ...] = ()
     """The site's rows first, then the built-in ones; the first that matches decides."""
 
@@ -390,6 +401,7 @@ ROWS: dict[str, type] = {  # a list of tables, by the field's annotation
     "tuple[Command, ...]": Command,
     "tuple[DcgmModel, ...]": DcgmModel,
     "tuple[Model, ...]": Model,
+    "tuple[Place, ...]": Place,
     "tuple[Row, ...]": Row,
 }
 

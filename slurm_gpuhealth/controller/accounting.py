@@ -40,6 +40,9 @@ DOWN_NEAR = 30.0
 MANY = 500
 """Rows per query to the store."""
 KEYS = ("cluster", "job", "attempt")
+SENT = ("partition", "qos", "reservation", "timelimit", "constraint")
+"""If only these change, the attempt is not judged again: an upgrade fills them for jobs that are long counted."""
+TOLD = ("user", "account", "name", "array", "state", "exit_code", "signal", "failed_node", "submit", *SENT)
 
 
 class Taken(NamedTuple):
@@ -205,10 +208,8 @@ def _keep_attempts(db: sql.Connection, ends: Sequence[Ended]) -> int:
             key = {"cluster": one.cluster, "job": attempt.job, "attempt": attempt.attempt}
             took = {"start": attempt.start, "end": attempt.end}
             rows.append({
-                **key, **took, "user": attempt.user, "account": attempt.account, "partition": one.partition,
-                "name": attempt.name, "array": attempt.array, "state": attempt.state, "exit_code": attempt.exit_code,
-                "signal": attempt.signal, "nodes": json.dumps(attempt.nodes), "failed_node": attempt.failed_node,
-                "submit": attempt.submit, "gpu_seconds": one.gpus * (attempt.end - attempt.start), "fed": None,
+                **key, **took, **{name: getattr(attempt, name) for name in TOLD}, "nodes": json.dumps(attempt.nodes),
+                "gpu_seconds": one.gpus * (attempt.end - attempt.start), "fed": None,
             })  # fmt: skip
             places += [{**key, **took, "node": node} for node in attempt.nodes]
         _upsert(db, schema.attempt_node, (*KEYS, "node"), places)
@@ -248,7 +249,7 @@ def _keep_marks(db: sql.Connection, marks: Mapping[str, float]) -> None:
 
 
 def _upsert(db: sql.Connection, table: sql.Table, keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> int:
-    """Insert rows, or replace rows of the same key that differ; returns how many."""
+    """Insert rows, or replace rows of the same key that differ; returns how many. `fed` stays if only SENT differs."""
     if not rows:
         return 0
     if db.dialect.name == "postgresql":
@@ -256,9 +257,12 @@ def _upsert(db: sql.Connection, table: sql.Table, keys: Sequence[str], rows: Seq
     else:
         from sqlalchemy.dialects.sqlite import insert  # type: ignore[assignment]
     asked = insert(table)
-    values = {name: asked.excluded[name] for name in rows[0] if name not in keys}
-    differs = sql.or_(*(table.c[name].is_distinct_from(value) for name, value in values.items() if name != "fed"))
-    asked = asked.on_conflict_do_update(index_elements=list(keys), set_=values, where=differs)
+    values: dict[str, Any] = {name: asked.excluded[name] for name in rows[0] if name not in keys}
+    differ = {name: table.c[name].is_distinct_from(value) for name, value in values.items() if name != "fed"}
+    if "fed" in values:
+        ours = sql.or_(*(one for name, one in differ.items() if name not in SENT))
+        values["fed"] = sql.case((ours, values["fed"]), else_=table.c.fed)
+    asked = asked.on_conflict_do_update(index_elements=list(keys), set_=values, where=sql.or_(*differ.values()))
     done = db.execute(asked, list(rows), execution_options={"preserve_rowcount": True})
     return max(0, done.rowcount)
 

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sql
 
 from slurm_gpuhealth.controller import accounting, action_log, actions, ingest
-from slurm_gpuhealth.correlate import cases
+from slurm_gpuhealth.correlate import cases, place
 from slurm_gpuhealth.correlate.engine import Correlator
 from slurm_gpuhealth.correlate.state import AppState, Case, FleetState, Incident, NodeState, Record, State
 from slurm_gpuhealth.frozen import frozen
 from slurm_gpuhealth.outcomes import Attempt, Event
-from slurm_gpuhealth.slurm import control, topology
+from slurm_gpuhealth.slurm import control, sacct, topology
 from slurm_gpuhealth.store import judged, query, schema
 from slurm_gpuhealth.store.open import alone, lock, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import Any
 
     from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.outcomes import Suspicion, Verdict
@@ -159,7 +160,8 @@ def judge(
         applications = judged.Rows(db, "application", AppState.from_json)
         fleet = judged.Rows(db, "fleet", FleetState.from_json)
         state = State(nodes, applications, fleet.setdefault("all", FleetState()))
-        correlator = Correlator(settings.suspicion, leaves, state)
+        places = {one.name: sacct.nodes_of(one.nodes) for one in settings.place}
+        correlator = Correlator(settings.suspicion, leaves, state, places=places)
         begin = judged.get_cursor(db, "events")
         position, events = query.events(db, begin, now)
         until = now - settings.correlate.settle
@@ -188,11 +190,25 @@ def judge(
         judged.keep_suspicions(db, suspects, now)
         if whole:
             judged.put_cursor(db, "fleet", str(now))
+            judged.put_cursor(db, "places", json.dumps(_bad_places(correlator, now)))
         for rows in (nodes, applications, fleet):
             rows.save()
         judged.put_cursor(db, "events", position)
         db.execute(sql.update(schema.attempt).where(*_unfed(until)).values(fed=now))
     return list(verdicts.values()), list(again.values()), suspects
+
+
+def _bad_places(correlator: Correlator, now: float) -> list[dict[str, Any]]:
+    """As `gpuhealth lemons --json` prints them."""
+    found = place.all_shared(correlator.state, correlator.places, now, correlator.settings.horizon)
+    return [
+        {
+            "place": one.place,
+            "nodes": one.nodes,
+            "moments": [{"time": time, "nodes": names} for time, names in one.moments],
+        }
+        for one in found
+    ]
 
 
 def _by_attempt(verdicts: Iterable[Verdict]) -> dict[tuple[int, int], Verdict]:

@@ -13,7 +13,7 @@ import re
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from slurm_gpuhealth.correlate import fleet, memory, suspects, suspicion
+from slurm_gpuhealth.correlate import context, fleet, harmless, memory, place, suspects, suspicion
 from slurm_gpuhealth.correlate.cases import application, case_of, same_evidence
 from slurm_gpuhealth.correlate.judging import BURST, LATELY, Judging
 from slurm_gpuhealth.correlate.state import (
@@ -29,7 +29,7 @@ from slurm_gpuhealth.correlate.state import (
     State,
 )
 from slurm_gpuhealth.correlate.verdict import STATES, judge
-from slurm_gpuhealth.correlate.weights import DAY, grid, growth, weigh
+from slurm_gpuhealth.correlate.weights import DAY, HANGS, grid, growth, plain, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -55,11 +55,13 @@ class Correlator:
         leaves: Mapping[str, Sequence[str]] | None = None,
         state: State | None = None,
         explained: bool = True,
+        places: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.settings, self.grid = settings, grid(settings)
         self.state = state if state is not None else State()
         under = {node: leaf for leaf, nodes in (leaves or {}).items() for node in nodes}
         self.leaves = Leaves(under, {leaf: len(nodes) for leaf, nodes in (leaves or {}).items()})
+        self.places = place.places(leaves or {}, places or {})
         self.judging = Judging(Known(self.state, self.leaves, self.settings, self.grid), explained)
         memory.convert(self.state, settings.half_life)
 
@@ -92,13 +94,17 @@ class Correlator:
         if kind == "repair":
             memory.repair(node, event)
             return
+        if kind == "hard":
+            code = f"{event.source} {event.code}"[:60]
+            strength *= self.state.fleet.worths.get(code, 1.0)
         if not memory.keep(node, event, kind, strength, self.settings.horizon):
             return
         if kind in suspicion.COUNTED:
-            if memory.spare(node, self.settings.spared):
-                node.touched()
+            harmless.learn(self.state, node, self.settings)
             suspicion.take_in(node, event.time, self.grid, self.settings)
         self.state.fleet.events += kind == "hard"
+        if kind == "hard":
+            self._shared(event)
         again = [
             (key, record.home)
             for key, record in node.records.items()
@@ -107,6 +113,15 @@ class Correlator:
         for key, home in again:
             self.judging.again(key, home)
         self.judging.ripple(event.node, event.time)
+
+    def _shared(self, event: Event) -> None:
+        """If several nodes of a rack or switch report at once, it is not their fault: their cases are judged again."""
+        horizon = self.settings.horizon
+        place.remember(self.state.fleet, event.time, event.node, horizon)
+        for name, when in place.forgive(self.state, self.places, event.time, event.node, horizon):
+            for key, record in list(self.state.node(name).records.items()):
+                if record.start - self.settings.before <= when <= record.end + self.settings.after:
+                    self.judging.again(key, record.home)
 
     def suspicion(self, node: str, time: float) -> Suspicion:
         return suspects.of(node, self.state.nodes.get(node) or NodeState(), time, self.settings)
@@ -130,6 +145,13 @@ class Correlator:
         if app is None:
             app = self.state.applications[name] = AppState()
         app.runs += unit
+        if where := context.of(attempt):
+            for node in attempt.nodes:
+                self.state.node(node)
+            context.book(self.state, attempt, where, unit)
+            context.run(app, where, unit)
+            shrink = 1 / unit
+            app.expected += context.rate(self.state, attempt, where, 1, self._mean(shrink), shrink) * unit
         if attempt.state == "COMPLETED":
             app.lately *= 1 - LATELY
             memory.mark(app.well, attempt.nodes[:1], end)
@@ -142,11 +164,16 @@ class Correlator:
         everywhere.exposure += max(0.0, end - attempt.start) / DAY * unit * len(attempt.nodes)
         return (app.failed + s.runs * s.failing * unit) / (app.runs + s.runs * unit) * unit
 
+    def _mean(self, shrink: float) -> float:
+        everywhere, s = self.state.fleet, self.settings
+        return (everywhere.failed * shrink + 50 * s.failing) / (everywhere.runs * shrink + 50)
+
     def _expose(self, attempt: Attempt, unit: float, expected: float) -> None:
         """Add a run to each of its nodes. A success costs this too: so it is a handful of additions."""
         start, end, gpus = attempt.start, attempt.end, attempt.gpus
         spared, known = self.settings.spared, self.state.nodes.get
-        days = max(0.0, end - start) / DAY
+        lived = 0 if attempt.state in HANGS else 1  # a job that hung did not live through it
+        days = max(0.0, end - start) / DAY * lived
         decayed = days * unit
         completed = attempt.state == "COMPLETED" and end - start > spared
         run: tuple[float, float, Any] = start, end, None
@@ -164,9 +191,16 @@ class Correlator:
                     node.width = width
                 elif 0 < width < node.width:
                     share = width / node.width
+                    for gpu in held or ():
+                        slot = node.slots.setdefault(plain(gpu), [0.0, 0.0])
+                        slot[0] += days
+                        slot[1] += lived
+            if share == 1.0:
+                node.full[0] += days
+                node.full[1] += lived
             node.exposure += decayed * share
             node.days += days * share
-            node.jobs += share
+            node.jobs += share * lived
             node.failing += expected
             if not node.since or start < node.since:
                 node.since = start
@@ -180,8 +214,8 @@ class Correlator:
                 if len(ran) > 2 * COMPLETED:
                     del ran[:COMPLETED]
             if node.events and node.events[-1].until >= start:
-                if completed and memory.spare(node, spared):
-                    node.touched()
+                if completed:
+                    harmless.learn(self.state, node, self.settings)
                 self._hand_on(node, start)
 
     def _hand_on(self, node: NodeState, start: float) -> None:

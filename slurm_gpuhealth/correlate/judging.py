@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slurm_gpuhealth.correlate import fleet, memory, suspicion, verdict
+from slurm_gpuhealth.correlate import context, fleet, memory, suspicion, verdict
 from slurm_gpuhealth.correlate.state import Record
 from slurm_gpuhealth.correlate.verdict import LEAST, STATES
-from slurm_gpuhealth.correlate.weights import DAY, growth
+from slurm_gpuhealth.correlate.weights import DAY, HANGS, growth
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,9 @@ class Judging:
         judged = verdict.judge(case, key, self.known, self.explained)
         unit = growth(case.attempt.end, self.settings.half_life)
         if case.attempt.state not in STATES:
-            self._learn(case, judged.own, unit, fresh)
+            self._learn(case, judged.own, unit)
+        elif case.attempt.state in HANGS:
+            self._learn_cut(case, judged.own, unit)
         case.cause, case.confidence, case.node = judged.verdict.cause, judged.verdict.confidence, judged.verdict.node
         case.blame = judged.verdict.masses["node"]
         unexplained = fleet.unexplained(case)
@@ -64,15 +66,25 @@ class Judging:
         shared = fleet.surge(self.state.fleet, case)
         case.shared = shared if case.leaves else max(case.shared, shared)  # before the alarm, it was the leaf's
 
-    def _learn(self, case: Case, own: float, unit: float, fresh: bool) -> None:
+    def _learn(self, case: Case, own: float, unit: float) -> None:
         more = (own - case.own) * unit
         app = self.state.applications.get(case.application)
         if app is not None:
             app.failed += more
+            context.learn(app, case.attempt, more)
         kinds = self.state.fleet.kinds
         self.state.fleet.failed += more
         if case.kind is not None:
             kinds[case.kind] = kinds.get(case.kind, 0.0) + more
+        case.own = own
+
+    def _learn_cut(self, case: Case, own: float, unit: float) -> None:
+        """How often the application, and all, reach their time limit or are cancelled, and no node hangs."""
+        word, more = case.attempt.state, (own - case.own) * unit
+        app = self.state.applications[case.application]
+        for sums in (app.cut, self.state.fleet.cut):
+            sums[word] = sums.get(word, 0.0) + more
+        context.learn(app, case.attempt, more)
         case.own = own
 
     def _record(self, node: NodeState, name: str, case: Case, key: str, judged: Judged, unexplained: bool) -> None:
@@ -94,6 +106,7 @@ class Judging:
             days=old.days if old else node.days,
             jobs=old.jobs if old else node.jobs,
             apart=case.apart,
+            gpus=attempt.gpus.get(name) if attempt.gpus else None,
         )
         same = old and (old.hard, old.apart) == (hard, case.apart)
         if same and old and ratios and old.ratios and _alike(node, old.ratios, ratios):

@@ -47,26 +47,28 @@ def repair(node: NodeState, event: Event) -> None:
         gpu = plain(event.gpu)
         if event.time > node.changed.get(gpu, (0.0,))[0]:
             node.changed[gpu] = event.time, node.days, node.jobs
+            node.slots.pop(gpu, None)
             node.changed = dict(sorted(node.changed.items(), key=lambda one: -one[1][0])[:16])
     elif event.time > node.repaired:
         node.repaired = event.time
         node.exposure = node.days = node.jobs = node.failing = node.judged = 0.0
+        node.slots, node.full = {}, [0.0, 0.0]
         node.records = {key: one for key, one in node.records.items() if one.end > event.time}
         node.events = [one for one in node.events if one.until > event.time]
         node.tests = {level: one for level, one in node.tests.items() if one[0] > event.time}
     node.touched()
 
 
-def spare(node: NodeState, least: float) -> bool:
-    """Note which events did no harm: a job on their GPU went on, and completed. True if there is a new one."""
-    found = False
+def spare(node: NodeState, least: float) -> list[Incident]:
+    """Note which events did no harm: a job on their GPU went on, and completed. Returns the new ones."""
+    found = []
     for place, one in enumerate(node.events):
         if one.kind != "hard" or one.spared:
             continue
         for start, end, gpus in node.completed:
             if start <= one.time <= end - least and same_gpu(one.gpu, gpus) is not False:
                 node.events[place] = one._replace(spared=True)
-                found = True
+                found.append(one)
                 break
     return found
 
@@ -122,9 +124,18 @@ def convert(state: State, half_life: float) -> None:
     for node in (state.nodes[name] for name in list(state.nodes)):
         node.touched()
         node.exposure, node.failing = node.exposure * factor, node.failing * factor
+        node.contexts = _scaled(node.contexts, factor)
     for app in (state.applications[name] for name in list(state.applications)):
-        app.runs, app.failed = app.runs * factor, app.failed * factor
+        app.runs, app.failed, app.expected = app.runs * factor, app.failed * factor, app.expected * factor
+        app.cut, app.contexts = {word: one * factor for word, one in app.cut.items()}, _scaled(app.contexts, factor)
     all_of = state.fleet
     for name in ("runs", "failed", "exposure", "unexplained"):
         setattr(all_of, name, getattr(all_of, name) * factor)
     all_of.kinds = {kind: one * factor for kind, one in all_of.kinds.items()}
+    all_of.lived = {code: one * factor for code, one in all_of.lived.items()}
+    all_of.cut = {word: one * factor for word, one in all_of.cut.items()}
+    all_of.contexts = _scaled(all_of.contexts, factor)
+
+
+def _scaled(contexts: dict[str, list[float]], factor: float) -> dict[str, list[float]]:
+    return {where: [one * factor for one in sums] for where, sums in contexts.items()}

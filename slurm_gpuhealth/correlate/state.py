@@ -119,6 +119,8 @@ class Record(NamedTuple):
     """The node's, at its end."""
     apart: bool = False
     """The case's: it does not say again what the user's jobs say everywhere."""
+    gpus: tuple[GpuName, ...] | None = None
+    """Those that it held of the node."""
 
 
 @dataclass
@@ -151,6 +153,12 @@ class NodeState(Kept):
     """Run level → when last, and whether passed."""
     records: dict[str, Record] = field(default_factory=dict)
     cases: dict[str, Case] = field(default_factory=dict)
+    contexts: dict[str, list[float]] = field(default_factory=dict)
+    """Where its jobs were sent → runs, failures, TIMEOUT, CANCELLED; decayed."""
+    slots: dict[str, list[float]] = field(default_factory=dict)
+    """GPU → days and jobs of the jobs that held it, and not all of the node's; not decayed."""
+    full: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    """The same of the jobs that held all."""
     _limit: int = 32
     """Records at which the node is tidied up next."""
     _quiet: float = math.inf
@@ -163,8 +171,9 @@ class NodeState(Kept):
         self._tally = None
 
     def to_json(self) -> list[Any]:
-        *row, cases = super().to_json()
-        return [*row, {key: one.to_json() for key, one in cases.items()}]
+        row = super().to_json()
+        row[CASES] = {key: one.to_json() for key, one in self.cases.items()}
+        return row
 
     @classmethod
     def from_json(cls, data: list[Any]) -> NodeState:
@@ -175,6 +184,9 @@ class NodeState(Kept):
         node.records = {key: Record(*one) for key, one in node.records.items()}
         node.cases = {key: Case.from_json(one) for key, one in node.cases.items()}  # type: ignore[arg-type]
         return node
+
+
+CASES = list(NodeState.__dataclass_fields__).index("cases")
 
 
 @dataclass
@@ -198,6 +210,12 @@ class AppState(Kept):
     """The same of its failures."""
     alone: float = 0.0
     """When the last of its failures ended that was `Case.apart`."""
+    expected: float = 0.0
+    """How many of its runs one expected to fail, by where they were sent, decayed."""
+    cut: dict[str, float] = field(default_factory=dict)
+    """TIMEOUT, CANCELLED → how many of its runs ended so, not for a node, decayed."""
+    contexts: dict[str, list[float]] = field(default_factory=dict)
+    """Where its runs were sent → runs; failures, TIMEOUT, CANCELLED, not for a node; decayed."""
 
 
 @dataclass
@@ -219,6 +237,16 @@ class FleetState(Kept):
     """How many users have such failures at once, on average over a week."""
     counted: float = 0.0
     """When that was."""
+    contexts: dict[str, list[float]] = field(default_factory=dict)
+    """Where attempts were sent → runs, failures, TIMEOUT, CANCELLED; decayed."""
+    cut: dict[str, float] = field(default_factory=dict)
+    """The same as an application's, of all."""
+    hard: list[Any] = field(default_factory=list)
+    """Hard events within the horizon: [time, node], one an hour and node."""
+    worths: dict[str, float] = field(default_factory=dict)
+    """An event's code → how much it weighs here, 1 if nobody has learnt that it is harmless."""
+    lived: dict[str, float] = field(default_factory=dict)
+    """An event's code → how often jobs have run on through it and completed, decayed."""
 
 
 @dataclass

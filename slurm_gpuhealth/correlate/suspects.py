@@ -6,7 +6,7 @@ import math
 import time as clock
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_gpuhealth.correlate import fleet, suspicion
+from slurm_gpuhealth.correlate import fleet, slots, suspicion
 from slurm_gpuhealth.correlate.state import State
 from slurm_gpuhealth.correlate.verdict import STATES
 from slurm_gpuhealth.correlate.weights import COLUMNS, DAY, grid, growth
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.config import settings
     from slurm_gpuhealth.correlate.state import FleetState, NodeState, Record
 
+STRONG = 0.5  # of a hard event: jobs here do not run on through it all the time
+TIED = 0.5  # so much of the evidence names a GPU by itself
 WAVE = 0.05  # more of the fleet than this is not suspected by its own fault
 WAVE_LEAST = 4
 SPANS = (1, 3, 7, 28)  # days in which failures that no program explains may have come together
@@ -41,9 +43,15 @@ def suspicions(
         if not node.records and not node.events and not node.tests and not node.repaired and not node.changed:
             continue
         levels = suspicion.levels(node, time, grid(s), s)
+        slot = slots.worst(node, time, grid(s), s)
+        if slot and slot.levels[0] < levels[0]:
+            levels = slot.levels
         if 1 - levels[0] > above:
             cluster = _cluster(node, time, state, s)
-            found.append(_suspicion(name, node, levels, cluster, time, s))
+            one = _suspicion(name, node, levels, cluster, time, s)
+            if slot and slot.alone and 1 - slot.levels[0] >= s.l2 and max(one.gpus.values(), default=0.0) < TIED:
+                one = one._replace(gpus={slot.gpu: 1.0})
+            found.append(one)
             chances[name] = cluster.chance
     sure = fleet.discoveries(chances, every, s.false_discoveries)
     soft = [one for one in found if one.p_lemon >= s.l3 and not one.hard]
@@ -96,7 +104,7 @@ def _without_jobs(count: int) -> str:
 
 def _hard(node: NodeState, time: float, s: settings.Suspicion) -> int:
     since = time - s.horizon
-    events = [one for one in node.events if one.kind == "hard" and one.until >= since]
+    events = [one for one in node.events if one.kind == "hard" and one.until >= since and one.strength >= STRONG]
     events = [one for one in events if one.time > suspicion.forgotten(node, one.gpu)]
     failed = [when for when, passed in node.tests.values() if not passed and when >= since and when > node.repaired]
     return len(events) + len(failed)

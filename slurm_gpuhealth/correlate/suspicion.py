@@ -60,7 +60,7 @@ def hazard(found: list[float], grid: Grid) -> float:
     return sum(weight * one for weight, one in zip(found, grid.hazard))
 
 
-def _prior(node: NodeState, grid: Grid, s: Suspicion) -> list[float]:
+def prior(node: NodeState, grid: Grid, s: Suspicion) -> list[float]:
     """A node that was just repaired fails sooner than others. A new node has passed a test, and would show at once what
     kills jobs at their start."""
     if node.repaired:
@@ -94,7 +94,7 @@ def groups(node: NodeState, grid: Grid, s: Suspicion) -> list[Group]:
 def take_in(node: NodeState, time: float, grid: Grid, s: Suspicion) -> None:
     """Count an event of that time. If it is the newest evidence, it is added; else all is worked out anew."""
     if node._tally:
-        last = next(iter([*_events(node, grid, s, None)][-1:]), None)
+        last = next(iter([*events(node, grid, s, None)][-1:]), None)
         if not (last and last.end == time == node.events[-1].until and node._tally.add(last)):
             node.touched()
 
@@ -131,7 +131,7 @@ def _repeats(node: NodeState, gpu: GpuName | None) -> bool:
 
 
 def _anew(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) -> Tally:
-    tally = Tally(grid, s, _prior(node, grid, s), node.repaired or node.since)
+    tally = Tally(grid, s, prior(node, grid, s), node.repaired or node.since)
     for item in sorted(_items(node, grid, s, without), key=BY_END):
         tally.add(item)
     return tally
@@ -160,10 +160,10 @@ def _items(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) -
         item = item_of(record, key) if record.end > node.repaired and (not without or key != without.key) else None
         if item:
             yield item
-    yield from _events(node, grid, s, without)
+    yield from events(node, grid, s, without)
 
 
-def _events(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) -> Iterator[Item]:
+def events(node: NodeState, grid: Grid, s: Suspicion, without: Without | None) -> Iterator[Item]:
     weak: dict[str, list[float]] = {}
     for event in node.events:
         if event.kind not in COUNTED or event.time <= forgotten(node, event.gpu):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_gpuhealth.correlate import suspicion
+from slurm_gpuhealth.correlate import context, harmless, place, suspicion
 from slurm_gpuhealth.correlate.state import NodeState
 from slurm_gpuhealth.correlate.tally import Without
 from slurm_gpuhealth.correlate.weights import ALIKE, DAY, growth, same_gpu
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 CONTAINED, FOREIGN, SHARED = 5.0, 2.0, 15.0  # ratio: a contained error here, a hard one on another's GPU, one GPU twice
 LAG = 15.0  # seconds after a job's end in which what its node says has lost half of its weight
 AT_END, LATER = 300.0, 0.3  # so long before a job's end; share of those that a fault ends which live on for longer
+CUT = 0.05  # how often runs end at their time limit, or are cancelled
 FLEET_RUNS = 50  # the fleet's failure rate starts as if so many runs had shown `settings.failing`
 
 
@@ -51,6 +52,8 @@ class Evidence(NamedTuple):
     """Node → its events of that time."""
     signs: Mapping[str, Sign]
     """Node → the strongest of these."""
+    shared: bool = False
+    """Such an event came on several nodes of a rack or switch at once."""
 
 
 def gather(case: Case, key: str, known: Known) -> Evidence:
@@ -71,23 +74,54 @@ def gather(case: Case, key: str, known: Known) -> Evidence:
         nodes=nodes,
         without=without,
         near=near,
-        signs={node: sign for node, found in near.items() if (sign := _sign(case, node, nodes[node], found, s))},
+        signs={node: sign for node, found in near.items() if (sign := _sign(case, node, nodes[node], found, known))},
+        shared=any(one.kind == place.SHARED for found in near.values() for one in found),
     )
 
 
 def _failing(case: Case, state: State, shrink: float, s: Suspicion) -> float:
     """How often the application fails by itself, without this attempt: its own rate, pulled towards the fleet's, or
     the rate of its last few runs if that is higher."""
-    fleet = state.fleet
-    failed, runs = max(0.0, fleet.failed * shrink - case.own), max(0.0, fleet.runs * shrink - 1)
+    everywhere = state.fleet
+    failed, runs = max(0.0, everywhere.failed * shrink - case.own), max(0.0, everywhere.runs * shrink - 1)
     mean = (failed + FLEET_RUNS * s.failing) / (runs + FLEET_RUNS)
+    where = context.of(case.attempt)
+    if where:
+        mean = context.rate(state, case.attempt, where, 1, mean, shrink)
     app = state.applications.get(case.application)
     if app is None:
         return max(s.least, mean)
     runs = max(0.0, app.runs * shrink - 1)
     failed = min(runs, max(0.0, app.failed * shrink - case.own))
     lately = 0.0 if case.apart else case.lately * (1 - case.shared)
-    return max(s.least, min(0.98, max(lately, (failed + s.runs * mean) / (runs + s.runs))))
+    expected = app.expected * shrink if app.expected else runs * mean
+    usual = min(0.98, mean * (failed + s.runs * mean) / (expected + s.runs * mean))
+    if where and where in app.contexts:
+        usual = _in_context(app.contexts[where], 1, usual, case.own, shrink, s)
+    return max(s.least, min(0.98, max(lately, usual)))
+
+
+def _in_context(sums: Sequence[float], column: int, usual: float, own: float, shrink: float, s: Suspicion) -> float:
+    """An application's rate in a context, pulled towards `usual`, without the attempt."""
+    runs, ended = max(0.0, sums[0] * shrink - 1), max(0.0, sums[column] * shrink - own)
+    return (min(ended, runs) + s.runs * usual) / (runs + s.runs)
+
+
+def cut(case: Case, state: State, s: Suspicion) -> float:
+    """How often the application ends in this way, TIMEOUT or CANCELLED, and no node hangs."""
+    shrink, word = 1.0 / growth(case.attempt.end, s.half_life), case.attempt.state
+    everywhere, app = state.fleet, state.applications.get(case.application)
+    ended = max(0.0, everywhere.cut.get(word, 0.0) * shrink - case.own)
+    mean = (ended + FLEET_RUNS * CUT) / (max(0.0, everywhere.runs * shrink - 1) + FLEET_RUNS)
+    column, where = context.COLUMN[word], context.of(case.attempt)
+    if where:
+        mean = context.rate(state, case.attempt, where, column, mean, shrink)
+    if app is None:
+        return mean
+    if where and where in app.contexts:
+        return min(0.98, _in_context(app.contexts[where], column, mean, case.own, shrink, s))
+    ended, runs = max(0.0, app.cut.get(word, 0.0) * shrink - case.own), max(0.0, app.runs * shrink - 1)
+    return min(0.98, (min(ended, runs) + s.runs * mean) / (runs + s.runs))
 
 
 def _log(case: Case, known: Known, shrink: float) -> Row:
@@ -125,18 +159,21 @@ def _named(case: Case, s: Suspicion) -> dict[str, float]:
     return {"": (1 - s.named) * every / (every - named), **dict.fromkeys(case.hosts, s.named * every / named)}
 
 
-def _sign(case: Case, node: str, state: NodeState, near: Sequence[Incident], s: Suspicion) -> Sign | None:
+def _sign(case: Case, node: str, state: NodeState, near: Sequence[Incident], known: Known) -> Sign | None:
     """The strongest of what the node reported while the attempt ran, or shortly before or after."""
-    attempt, best = case.attempt, None
+    attempt, s, best = case.attempt, known.settings, None
     held = attempt.gpus.get(node) if attempt.gpus else None
     for event in near:
+        if event.kind == place.SHARED:
+            continue
         if event.until < attempt.start and _proven(state, event.until, attempt.start):
             continue
         lag = event.time - attempt.end
         if lag > 0 and _of_a_later_job(state, attempt.end, event):
             continue
         own = same_gpu(event.gpu, held)
-        ratio = _ratio(case, node, state, event, own, s)
+        benign = harmless.rate(known.state.fleet, event.code, s)
+        ratio = _ratio(case, node, state, event, own, benign, s)
         if lag > 0 and ratio > 1:
             ratio = max(1.0, ratio * 2.0 ** (-lag / LAG))
         if best is None or ratio > best.ratio or (ratio == best.ratio and best.event.until < attempt.start):
@@ -150,8 +187,11 @@ def _sign(case: Case, node: str, state: NodeState, near: Sequence[Incident], s: 
     return best
 
 
-def _ratio(case: Case, node: str, state: NodeState, event: Incident, own: bool | None, s: Suspicion) -> float:
-    """How much likelier the event is if the node ended the attempt. `own`: on a GPU of the job; None: not known."""
+def _ratio(
+    case: Case, node: str, state: NodeState, event: Incident, own: bool | None, benign: float, s: Suspicion
+) -> float:
+    """How much likelier the event is if the node ended the attempt. `own`: on a GPU of the job; None: not known.
+    `benign`: how often such events come without harm, a day."""
     attempt = case.attempt
     if event.kind == "hard":
         if own is False:
@@ -159,8 +199,8 @@ def _ratio(case: Case, node: str, state: NodeState, event: Incident, own: bool |
         # How long the job ran says nothing here: the event was as likely to come by chance in that time as by
         # a failure; what counts is how many such events are harmless.
         days = max(0.0, attempt.end - attempt.start) / DAY
-        harmless = s.benign * max(days, 1 / 1440) * (share(attempt, node, state) if own else 1.0)
-        ratio = max(2.0, event.strength * s.seen_by_xid / harmless)
+        harmless = benign * max(days, 1 / 1440) * (share(attempt, node, state) if own else 1.0)
+        ratio = max(1.0, event.strength * s.seen_by_xid / harmless)
         if event.until >= attempt.end - AT_END:  # an event by chance could have come at any time
             ratio *= max(1.0, (1 - LATER) * (attempt.end - attempt.start) / AT_END)
         return ratio

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_gpuhealth.correlate import terms, testimony
 from slurm_gpuhealth.correlate.suspicion import levels
-from slurm_gpuhealth.correlate.weights import COLUMNS, DAY
+from slurm_gpuhealth.correlate.weights import COLUMNS, DAY, HANGS
 from slurm_gpuhealth.outcomes import Verdict
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ STATES = {
 # NODE_FAIL: Slurm lost a node. A program hardly brings a node down; a lost network or controller looks the same.
 NODE_FAIL = {"application": 2e-5, "fabric": 0.2, "infrastructure": 0.05, "user": 1e-4}
 NODE_FAIL_NAMED, NODE_FAIL_OTHER = 0.35, 1e-6
+SHARED = 3.0  # weight of a place that is bad, against all other causes
 DYING = 600.0  # a node is found dead after SlurmdTimeout: however short its job was, it had that long to die
 LEAST = 0.02  # likelihood ratios that are all this near to 1 are not kept
 NOTHING: Ratios = ()
@@ -60,7 +61,12 @@ def judge(case: Case, key: str, known: Known, explained: bool = True) -> Judged:
     evidence = testimony.gather(case, key, known)
     causes = _other_causes(case, evidence, known)
     likelihoods = _likelihoods(case, evidence, known)
-    shares = _shares(case, evidence, likelihoods, known)
+    hangs = HANGS.get(case.attempt.state) if not evidence.signs else None
+    if hangs:
+        usual = testimony.cut(case, known.state, known.settings)
+        causes = {cause: mass * usual for cause, mass in causes.items()}
+        likelihoods = {node: tuple(hangs * one / (1 + one) for one in row) for node, row in likelihoods.items()}
+    shares = _shares(case, evidence, likelihoods, known, bool(hangs))
     total = sum(causes.values()) + sum(shares.values()) or 1.0
     blame = {node: share / total for node, share in shares.items()}
     masses = {"node": sum(blame.values()), **{cause: mass / total for cause, mass in causes.items()}}
@@ -69,9 +75,9 @@ def judge(case: Case, key: str, known: Known, explained: bool = True) -> Judged:
         verdict = terms.explain(verdict, case, evidence, known)
     return Judged(
         verdict=verdict,
-        own=masses["application"],
+        own=masses["user"] if case.attempt.state in HANGS else masses["application"],
         failing=evidence.failing,
-        ratios=_of_levels(case, likelihoods, shares, total, known.settings),
+        ratios=_of_levels(case, likelihoods, shares, total, bool(hangs), known.settings),
         hard=_hard(case, evidence.signs),
     )
 
@@ -86,6 +92,8 @@ def _other_causes(case: Case, evidence: Evidence, known: Known) -> dict[str, flo
     else:
         causes = {cause: priors[cause] * likelihood for cause, likelihood in likelihoods}
     causes["application"] *= evidence.repeated
+    if evidence.shared:
+        causes["infrastructure"] = max(causes["infrastructure"], SHARED)
     return causes
 
 
@@ -145,10 +153,12 @@ def _likelihood(days: float, share: float, ratio: float, log: Row, grid: Grid) -
     return (*[one * likely for one in odds[:-1]], odds[-1] * max(application, node) * ratio)
 
 
-def _shares(case: Case, evidence: Evidence, likelihoods: Mapping[str, Row], known: Known) -> dict[str, float]:
+def _shares(
+    case: Case, evidence: Evidence, likelihoods: Mapping[str, Row], known: Known, hangs: bool
+) -> dict[str, float]:
     """Node → its share of the blame, not yet adding up to 1."""
     attempt, signs, grid, s = case.attempt, evidence.signs, known.grid, known.settings
-    table, near, without = STATES.get(attempt.state), evidence.near, evidence.without
+    table, near, without = None if hangs else STATES.get(attempt.state), evidence.near, evidence.without
     if table and not signs:
         shares = dict.fromkeys(evidence.nodes, 1.0)
     else:
@@ -233,11 +243,11 @@ def _gpu(case: Case, node: str, sign: Sign | None) -> GpuName | None:
 
 
 def _of_levels(
-    case: Case, likelihoods: Mapping[str, Row], shares: Mapping[str, float], total: float, s: Suspicion
+    case: Case, likelihoods: Mapping[str, Row], shares: Mapping[str, float], total: float, hangs: bool, s: Suspicion
 ) -> dict[str, Ratios]:
     """Node → what the case says of its levels. Heat makes a job slow: a ticket for the cooling, no failure of the node.
     (Method 6.6.)"""
-    if case.attempt.state in STATES or case.kind == "thermal":
+    if case.kind == "thermal" or (case.attempt.state in STATES and not hangs):
         return {}
     return {node: _of_level(total - shares[node], one, s) for node, one in likelihoods.items()}
 

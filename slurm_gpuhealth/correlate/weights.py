@@ -48,6 +48,8 @@ SYNONYMS = {
     "nothing": "none generic unknown empty other unclassified null",
 }
 SYNONYM = {word: kind for kind, words in SYNONYMS.items() for word in (kind, *words.split())}
+# A job that hangs ends at its time limit, or its user cancels it: so many such for each failure of a bad node.
+HANGS = {"TIMEOUT": 0.2, "CANCELLED": 0.1}
 CRASH_SIGNALS = (4, 6, 7, 8, 11)
 CRASH_CODES = (132, 134, 135, 136, 139)
 # NVML's findings that say "the GPU is gone or unusable", whatever severity the file gives them.
@@ -82,7 +84,8 @@ def grid(s: Suspicion) -> Grid:
     """A hard event comes from a failure that is seen by it, or, at any level alike, from something harmless."""
     rates = [s.benign + s.seen_by_xid * hazard for hazard in s.hazards]
     priors = tuple(one / sum(s.priors) for one in s.priors)
-    worse = tuple(one - s.hazards[0] for one in s.hazards)
+    hung = 1 + sum(HANGS.values())  # a job that went well did not hang either
+    worse = tuple((one - s.hazards[0]) * hung for one in s.hazards)
     survive = tuple(math.log1p(-one) for one in s.starts)
     return Grid(
         priors,

@@ -17,7 +17,7 @@ from slurm_gpuhealth.outcomes import Attempt
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import sacct
 from slurm_gpuhealth.slurm.control import ControllerDown, Refused
-from slurm_gpuhealth.slurm.sacct import MAX_NAME, Ended, hashed, nodes_of
+from slurm_gpuhealth.slurm.sacct import MAX_NAME, MAX_WORD, Ended, hashed, limit_of, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     *("id", "array_id", "cluster", "partition", "user_name", "user_id", "account", "name", "state", "start_time"),
-    *("end_time", "nodelist", "submit_command", "requeue_count"),
+    *("end_time", "nodelist", "qos", "reservation", "time_limit", "constraints", "submit_command", "requeue_count"),
 )
 """Attributes of pyslurm.db.Job. The last two came with 25.11."""
 TOLD = ("COMPLETED", "PENDING", "RUNNING", "SUSPENDED")
@@ -90,6 +90,8 @@ def _completed(job: Mapping[str, Any]) -> Ended | None:
     attempt = Attempt(
         int(job["id"]), 0, job["user_name"] or str(job["user_id"]), job["account"] or "",
         (job["name"] or "")[:MAX_NAME], job["array_id"] or None, "COMPLETED", 0, 0, min(start, end), end, nodes,
-        submit=hashed(job["submit_command"] or ""),
+        submit=hashed(job["submit_command"] or ""), partition=job["partition"] or "", qos=job["qos"] or "",
+        reservation=(job["reservation"] or "")[:MAX_WORD], timelimit=limit_of(str(job["time_limit"])),
+        constraint=",".join(job["constraints"] or ())[:MAX_WORD],
     )  # fmt: skip
-    return Ended(attempt, job["cluster"] or "", job["partition"] or "", job["gpus"], 0)
+    return Ended(attempt, job["cluster"] or "", job["gpus"], 0)

@@ -30,7 +30,7 @@ STATES = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,TO"
 """All states in which a run has ended. Not RS: a job that changes its size continues."""
 FIELDS = (
     *("JobIDRaw", "JobID", "Cluster", "Partition", "User", "UID", "Account", "State", "ExitCode", "DerivedExitCode"),
-    *("Start", "End", "AllocTRES", "NodeList"),
+    *("Start", "End", "AllocTRES", "NodeList", "QOS", "Reservation", "TimelimitRaw", "Constraints"),
 )
 NEWER = ("FailedNode", "Restarts")
 """From 24.11 on; an older sacct gives an error for them."""
@@ -42,6 +42,10 @@ NODE = re.compile(r"\|([\w.-]{0,64})\n?\Z", re.ASCII)
 LIMIT = 64 << 20
 """The most bytes of one answer: 200,000 jobs. If there are more, we ask for each half of the time."""
 MAX_NAME = 256
+MAX_WORD = 64
+"""The most characters of a reservation or a constraint."""
+ENDLESS = 365 * 1440
+"""Minutes. Slurm prints a year for a requeued job without a limit (22.05, 25.11, 26.05); sbatch takes 4,000 years."""
 LONGEST = 2048
 """The most characters of an event's row: a broken row must not swallow the next ones."""
 SIGNALS = frozenset({4, 6, 7, 8, 9, 11, 15})
@@ -56,7 +60,6 @@ class Ended(NamedTuple):
     attempt: Attempt
     """Its number is 0; `accounting.py` numbers the attempts."""
     cluster: str
-    partition: str
     gpus: int
     """How many GPUs it held on all its nodes; also 0 if AccountingStorageTRES lacks gres/gpu."""
     restarts: int | None
@@ -259,12 +262,17 @@ def _ended(cell: Mapping[str, str]) -> Ended | None:
         int(cell["JobIDRaw"]), 0, cell["User"] or cell["UID"], cell["Account"], cell["JobName"][:MAX_NAME],
         int(array) if task else None, job_state(cell["State"], derived), code, signal,
         min(start, end), end, nodes, failed_node=failed if failed in nodes else None, submit=hashed(line),
+        partition=cell["Partition"], qos=cell["QOS"], reservation=cell["Reservation"][:MAX_WORD],
+        timelimit=limit_of(cell["TimelimitRaw"]), constraint=cell["Constraints"][:MAX_WORD],
     )  # fmt: skip
     restarts = cell.get("Restarts", "")
-    return Ended(
-        attempt, cell["Cluster"], cell["Partition"], gpus_of(cell["AllocTRES"]),
-        int(restarts) if restarts.isdigit() else None,
-    )  # fmt: skip
+    return Ended(attempt, cell["Cluster"], gpus_of(cell["AllocTRES"]), int(restarts) if restarts.isdigit() else None)
+
+
+def limit_of(minutes: str) -> float | None:
+    """A time limit in seconds; None for `UNLIMITED` and `Partition_Limit`."""
+    limit = int(minutes) if minutes.isdigit() else 0
+    return limit * 60.0 if 0 < limit < ENDLESS else None
 
 
 def hashed(line: str) -> str:

@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, Tabl
 if TYPE_CHECKING:
     from typing import Any
 
-VERSION = 2
+VERSION = 3
 BEGIN_NEAR = 60.0
 END_NEAR = 3600.0
 """A node's prolog and epilog write their record within so many seconds around a run: clocks differ, epilogs last."""
@@ -190,6 +190,10 @@ attempt = Table(
     _text("user"),
     _text("account"),
     _text("partition"),
+    _text("qos"),
+    _text("reservation"),
+    Column("timelimit", Float),
+    _text("constraint"),
     _text("name"),
     Column("array", Big),
     _text("state"),
@@ -296,5 +300,11 @@ for _name, _columns in {
 
 MIGRATIONS: dict[int, tuple[str, ...]] = {
     2: ("CREATE INDEX run_taken ON run (taken)", "CREATE INDEX joblog_taken ON joblog (taken)"),
+    3: (
+        *(f"ALTER TABLE attempt ADD COLUMN {name} TEXT NOT NULL DEFAULT ''" for name in ("qos", "reservation")),
+        "ALTER TABLE attempt ADD COLUMN timelimit FLOAT",
+        "ALTER TABLE attempt ADD COLUMN \"constraint\" TEXT NOT NULL DEFAULT ''",
+        "DELETE FROM cursor WHERE name = 'accounting'",  # read it again, which fills the new columns
+    ),
 }
 """Version → the statements that upgrade the version before. New tables and their indexes are created without them."""

@@ -26,7 +26,9 @@ from tests.lab import ROOT, fresh, running
 OTHER = "news"
 KILLS = 20 if os.environ.get("GPUHEALTH_SOAK") else 5
 TREE = "SwitchName=s0 Nodes=n[1-2]\nSwitchName=s1 Nodes=n[3-4]\nSwitchName=top Switches=s[0-1]\n"
+EXTRA = "TopologyPlugin=topology/tree\nSlurmdTimeout=10\nNodeName=DEFAULT Features=a100,nvme"
 FORGED = "a|b\n99|99|lab|gpu|root|0|lab|NODE_FAIL|0:0|0:0|5|6||n1|x"
+SENT = {"partition": "all", "qos": "long", "reservation": "course", "constraint": "a100&nvme"}
 HET = "#!/bin/sh\n#SBATCH --job-name=het --gres=gpu:1 -x n3,n4\n#SBATCH hetjob\n#SBATCH --gres=gpu:2 -x n3,n4\nexit 4"
 AGAIN = '[ "$SLURM_RESTART_COUNT" = 1 ] && exit 0; sleep 300'
 TAKE_IN = """\
@@ -45,8 +47,11 @@ def lab():
     folder = fresh("accounting")
     (folder / "etc").mkdir()
     (folder / "etc/topology.conf").write_text(TREE)
-    with running(Cluster(folder, nodes=4, gpus=4, extra="TopologyPlugin=topology/tree")) as lab:
+    with running(Cluster(folder, nodes=4, gpus=4, extra=EXTRA)) as lab:
         lab.run("sacctmgr", "-i", "add", "user", OTHER, "Account=lab")
+        lab.run("sacctmgr", "-i", "add", "qos", "long")
+        place = ("nodes=n1", "corecnt=1", "partitionname=all", "starttime=now", "duration=120")
+        lab.run("scontrol", "create", "reservation", "reservationname=course", f"users={USER}", *place)
         yield lab
 
 
@@ -74,6 +79,7 @@ def jobs(lab):
         "dies": dies, "requeued": requeued, "cancelled": cancelled,
         "late": lab.submit("sleep 300", nodelist="n1", time=1, job_name="late"),
         "ok": lab.submit("true", nodelist="n1,n2", gres="gpu:2", comment="x|y\nz", job_name="ok"),
+        "sent": lab.submit("true", nodelist="n1", time=90, job_name="sent", **SENT),
         "exit3": lab.submit("exit 3", nodelist="n1", user=OTHER, job_name="exit3"),
         "exit137": lab.submit("exit 137", nodelist="n1", job_name="exit137"),
         "killed": lab.submit("kill -9 $$", nodelist="n1", job_name="killed"),
@@ -126,6 +132,7 @@ def test_each_attempt_is_exactly_what_happened(settings, jobs):
         ("cancelled", 0): ("CANCELLED", 0, 0, ("n1",), OTHER, 0),
         ("late", 0): ("TIMEOUT", 0, 0, ("n1",), USER, 0),
         ("ok", 0): ("COMPLETED", 0, 0, ("n1", "n2"), USER, 4),
+        ("sent", 0): ("COMPLETED", 0, 0, ("n1",), USER, 0),
         ("exit3", 0): ("FAILED", 3, 0, ("n1",), OTHER, 0),
         ("exit137", 0): ("FAILED", of["exit137", 0][1], 0, ("n1",), USER, 0),
         ("killed", 0): ("FAILED", 0, 9, ("n1",), USER, 0),
@@ -140,6 +147,16 @@ def test_each_attempt_is_exactly_what_happened(settings, jobs):
     assert arrays == [("COMPLETED", 0, 0), ("FAILED", 1, 0), ("FAILED", 2, 0)]
     hets = sorted((value[0], value[1], value[5]) for (name, _, _), value in found.items() if name == "het")
     assert hets == [("FAILED", 4, 1), ("FAILED", 4, 2)]
+
+
+def test_where_each_job_was_sent_and_what_it_asked_for(settings, jobs):
+    told = [one.attempt for one in accounting.finished(settings, time.time() - 3600, time.time() + 1)]
+    sent = {(one.job, one.attempt): {name: getattr(one, name) for name in accounting.SENT} for one in told}
+    usual = {"partition": "gpu", "qos": "normal", "reservation": "", "timelimit": None, "constraint": ""}
+    assert sent.pop((jobs["sent"], 0)) == {**SENT, "timelimit": 5400.0}
+    assert sent.pop((jobs["late"], 0)) == {**usual, "timelimit": 60.0}
+    assert len(sent) > 10
+    assert {key: one for key, one in sent.items() if one != usual} == {}
 
 
 def test_runs_asked_for_by_number_are_those_found_among_all(settings, jobs):
@@ -213,6 +230,8 @@ def test_taken_in_twice_nothing_is_doubled(settings, jobs):
     assert content(settings) == before
     with engine.connect() as db:
         assert accounting.joined(db, jobs["dies"], 0).failed_node == "n4"
+        kept = accounting.joined(db, jobs["sent"], 0)
+    assert {name: getattr(kept, name) for name in accounting.SENT} == {**SENT, "timelimit": 5400.0}
 
 
 def test_killed_at_any_point_the_next_run_mends_it(lab, settings, jobs):
@@ -265,4 +284,5 @@ def test_import_writes_what_replay_reads(lab, settings, jobs, tmp_path, monkeypa
     rows = [json.loads(line) for line in (tmp_path / "J").read_text().splitlines()]
     assert len(rows) >= len(attempts(settings, jobs))
     assert {row["job"] for row in rows} >= {job for name, job in jobs.items() if name != "never"}
+    assert next(row for row in rows if row["job"] == jobs["sent"]).items() >= {**SENT, "timelimit": 5400.0}.items()
     assert json.loads((tmp_path / "T").read_text()) == topology.leaves(settings)

@@ -82,7 +82,8 @@ def attempts(lab, job):
 
 
 def lemons(lab):
-    return {row["node"]: row for row in map(json.loads, lab.gpuhealth("n5", "lemons", "--json").splitlines())}
+    rows = map(json.loads, lab.gpuhealth("n5", "lemons", "--json").splitlines())
+    return {row["node"]: row for row in rows if "node" in row}
 
 
 def drained(lab):

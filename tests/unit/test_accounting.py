@@ -15,6 +15,7 @@ from slurm_gpuhealth.slurm import control, sacct
 from slurm_gpuhealth.slurm.sacct import Ended, Noted
 from slurm_gpuhealth.store import schema
 from slurm_gpuhealth.store.open import open_store
+from tests.older import older
 
 NOW = 1_795_300_000.0
 HOUR = 3600.0
@@ -59,7 +60,7 @@ def ended(job=1, end=NOW - 100, start=None, state="COMPLETED", nodes=("n1",), re
     start = end - 50 if start is None else start
     values = {"user": "ann", "account": "lab", "name": "x", "array": None, "exit_code": 0, "signal": 0, **more}
     attempt = Attempt(job=job, attempt=0, state=state, start=start, end=end, nodes=nodes, **values)
-    return Ended(attempt, "c", "gpu", 2, restarts)
+    return Ended(attempt, "c", 2, restarts)
 
 
 def rows(engine, table=schema.attempt):
@@ -129,6 +130,35 @@ def test_a_row_that_changed_is_the_correlators_again_and_one_that_did_not_is_not
     slurm.jobs[0] = ended(1, state="CANCELLED", signal=15)
     assert accounting.take_in(engine, settings, NOW + 60).attempts == 1
     assert [(row["job"], row["signal"], row["fed"]) for row in rows(engine)] == [(1, 15, None), (2, 0, NOW)]
+
+
+SENT = {"qos": "long", "reservation": "course", "timelimit": 5400.0, "constraint": "a100&nvme"}
+
+
+def test_where_a_job_was_sent_comes_back_from_the_store(settings, engine, slurm):
+    slurm.jobs = [ended(1, partition="gpu", **SENT), ended(2)]
+    accounting.take_in(engine, settings, NOW)
+    with engine.connect() as db:
+        told, silent = (accounting.joined(db, job, 0) for job in (1, 2))
+    assert {name: getattr(told, name) for name in accounting.SENT} == {"partition": "gpu", **SENT}
+    assert [getattr(silent, name) for name in accounting.SENT] == ["", "", "", None, ""]
+
+
+def test_an_older_store_learns_where_jobs_were_sent_and_counts_none_of_them_again(settings, engine, slurm):
+    slurm.jobs = [ended(job, NOW - 20 * DAY, partition="gpu") for job in (1, 2)]
+    accounting.take_in(engine, settings, NOW)
+    with engine.begin() as db:
+        db.execute(sql.update(schema.attempt).values(fed=NOW))
+        older(db, 2)
+    engine.dispose()
+    upgraded = open_store(settings)
+    slurm.jobs = [ended(1, NOW - 20 * DAY, partition="gpu", **SENT), ended(2, NOW - 20 * DAY, signal=9, **SENT)]
+    assert accounting.take_in(upgraded, settings, NOW + 60).attempts == 2
+    assert [(row["qos"], row["timelimit"], row["fed"]) for row in rows(upgraded)] == [
+        ("long", 5400.0, NOW),
+        ("long", 5400.0, None),  # this one has changed in how it ended, too
+    ]
+    assert accounting.take_in(upgraded, settings, NOW + 120).attempts == 0
 
 
 def test_the_runs_of_a_job_are_numbered_by_their_start(settings, engine, slurm):

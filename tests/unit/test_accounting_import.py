@@ -20,12 +20,15 @@ from slurm_gpuhealth.store import schema
 from slurm_gpuhealth.store.open import open_store
 
 NOW = 1_795_300_000.0
+SENT = {
+    "partition": "annlab", "qos": "annlab", "reservation": "course", "timelimit": 5400.0, "constraint": "a100&nvme",
+}  # fmt: skip
 
 
 def ended(job, **more):
     values = {"user": "ann", "account": "lab", "name": "train\n|x", "array": None, "state": "FAILED", **more}
     attempt = Attempt(job=job, attempt=0, exit_code=9, signal=0, start=NOW - 90, end=NOW - 50, nodes=("n1",), **values)
-    return Ended(attempt._replace(submit="of-ann"), "c", "gpu", 1, None)
+    return Ended(attempt._replace(submit="of-ann", **SENT), "c", 1, None)
 
 
 @pytest.fixture
@@ -85,6 +88,7 @@ def test_accounting_alone_is_enough(config, tmp_path):
     assert [read_event(row).source for row in lines(tmp_path / "E")] == ["drain", "drain"]
     assert lines(tmp_path / "T") == [{"s0": ["n1", "n2"]}]
     assert not (tmp_path / "store").exists()
+    assert lines(tmp_path / "J")[0].items() >= SENT.items()
     keys = "job attempt user account name array state exit_code signal start end nodes gpus failed_node log log_class"
     assert set(keys.split()) <= set(lines(tmp_path / "J")[0])
 
@@ -104,10 +108,11 @@ def test_anonymous_files_name_nobody(store, tmp_path):
     assert done.exit_code == 0, done.output
     text = (tmp_path / "J").read_text() + (tmp_path / "E").read_text()
     words = set(re.findall(r"[A-Za-z]+", text))  # whole ones: in what stands for a name, "ann" is there by chance
-    assert not words & {"ann", "bob", "carol", "lab", "train", "secret"}
+    assert not words & {"ann", "bob", "carol", "lab", "train", "secret", "annlab", "course"}
     first, second = lines(tmp_path / "J")
     assert first["user"] != second["user"]
     assert first["account"] == second["account"]
+    assert (first["timelimit"], first["constraint"]) == (SENT["timelimit"], SENT["constraint"])
     events = {row["node"]: row["detail"] for row in lines(tmp_path / "E") if row["source"] == "drain"}
     assert events["n2"]["reason"] == "Not responding"
     run(tmp_path, "--anonymous")

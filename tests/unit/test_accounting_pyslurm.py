@@ -30,7 +30,7 @@ def jobs(tmp_path, monkeypatch):
         base = {
             "cluster": "c", "partition": "gpu", "user_name": "ann", "user_id": 5, "account": "lab", "name": "x",
             "state": "COMPLETED", "array_id": None, "start_time": 1000, "end_time": 2000, "nodelist": "n[1-2]",
-            "requeue_count": 0,
+            "requeue_count": 0, "qos": "normal", "reservation": "", "time_limit": 90, "constraints": [],
         }  # fmt: skip
         (tmp_path / "jobs.json").write_text(json.dumps([{**base, **row} for row in rows]))
         monkeypatch.setenv("PYSLURM_JOBS", str(tmp_path / "jobs.json"))
@@ -47,7 +47,7 @@ def slurmdbd(monkeypatch):
 
         def ended(self, settings, since, until, jobs):
             self.asked.append(jobs)
-            return [Ended(one, "c", "gpu", 0, one.attempt) for one in self.runs if since <= one.end < until]
+            return [Ended(one, "c", 0, one.attempt) for one in self.runs if since <= one.end < until]
 
     it = Slurmdbd()
     monkeypatch.setattr(sacct, "ended", it.ended)
@@ -63,9 +63,30 @@ def test_a_job_that_ran_once_and_completed_is_the_same_value_as_from_sacct(setti
     three, one = accounting.finished(settings, 0, 3000)
     assert (one.attempt.state, one.attempt.exit_code, one.attempt.array) == ("COMPLETED", 0, 7)
     assert (one.attempt.nodes, len(one.attempt.submit)) == (("n1", "n2"), 16)
-    assert (one.cluster, one.partition) == ("c", "gpu")
+    assert one.cluster == "c"
     assert three.attempt.user == "5"
     assert slurmdbd.asked == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ({}, ("gpu", "normal", "", 5400.0, "")),
+        (
+            {"reservation": "r" * 99, "constraints": ["a100", "[b|c]"], "time_limit": None},
+            ("gpu", "normal", "r" * 64, None, "a100,[b|c]"),
+        ),
+        (
+            {"qos": None, "reservation": None, "constraints": None, "time_limit": "PartitionLimit"},
+            ("gpu", "", "", None, ""),
+        ),
+        ({"partition": None, "time_limit": 2**31 - 1, "constraints": ["c" * 99]}, ("", "normal", "", None, "c" * 64)),
+    ],
+)
+def test_where_a_job_was_sent_and_what_it_asked_for(settings, jobs, asked, sent):
+    jobs({"id": 1, **asked})
+    (one,) = accounting_pyslurm.ended(settings, 0, 3000)
+    assert tuple(getattr(one.attempt, name) for name in accounting.SENT) == sent
 
 
 def test_what_pyslurm_can_not_tell_is_fetched_from_sacct(settings, jobs, slurmdbd):

@@ -1,6 +1,7 @@
 """Parsing what sacct and sacctmgr print: four releases, hostile names."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from slurm_gpuhealth.slurm import control, sacct
 CORPUS = Path(__file__).resolve().parent.parent / "corpus/slurm"
 DELIMITER = "7f3a99c01b2de845"
 FIELDS = [*sacct.FIELDS, *sacct.HOSTILE]
+SENT = ("partition", "qos", "reservation", "timelimit", "constraint")
 
 
 def answer(text):
@@ -42,6 +44,14 @@ def line(job, **changes):
 def read(text):
     rows, bad = sacct.read_jobs(text, DELIMITER, FIELDS)
     return [row.attempt for row in rows], bad
+
+
+def read_hostile():
+    """The sample was asked for before we asked where jobs were sent and what they asked for."""
+    pieces = re.split(rf"^(?=\d+{DELIMITER})", (CORPUS / "22.05/sacct_hostile.txt").read_text(), flags=re.MULTILINE)
+    place = FIELDS.index("NodeList") + 1
+    rows = [piece.split(DELIMITER) for piece in pieces if piece]
+    return read("".join(DELIMITER.join([*cells[:place], "", "", "", "", *cells[place:]]) for cells in rows))
 
 
 @pytest.mark.parametrize(
@@ -100,9 +110,35 @@ def test_the_failed_node_and_the_restarts_are_read_where_sacct_has_them(version,
     assert found["requeue"][1].restarts == (None if restarts is None else 1)
 
 
+@pytest.mark.parametrize("version", ["22.05", "24.11", "26.05"])
+def test_each_release_tells_where_a_job_was_sent_and_its_time_limit(version):
+    found = by_name(version)
+    limits = {"ok": 600.0, "timeout": 60.0, "slowepi": None, "requeue": None}  # requeue: 525600 in 22.05 and 26.05
+    for name, limit in limits.items():
+        assert tuple(getattr(found[name][0].attempt, one) for one in SENT) == ("gpu", "normal", "", limit, "")
+
+
+@pytest.mark.parametrize(
+    ("minutes", "seconds"),
+    [
+        ("90", 5400.0), ("525599", 31535940.0), ("525600", None), ("2147483647", None), ("UNLIMITED", None),
+        ("Partition_Limit", None), ("", None), ("0", None), ("-1", None),
+    ],
+)  # fmt: skip
+def test_a_time_limit_is_seconds_or_none(minutes, seconds):
+    assert sacct.limit_of(minutes) == seconds
+
+
+def test_a_reservation_and_a_constraint_are_cut_and_forge_nothing():
+    text = "a|b\n99" + "&c" * 90
+    attempts, bad = read(line(1, QOS="q", Reservation=text, Constraints=text, TimelimitRaw="9") + line(2))
+    assert [one.job for one in attempts] == [1, 2]
+    assert not bad
+    assert attempts[0].reservation == attempts[0].constraint == text[:64]
+
+
 def test_hostile_names_forge_no_row_and_lose_none():
-    text = (CORPUS / "22.05/sacct_hostile.txt").read_text()
-    attempts, bad = read(text)
+    attempts, bad = read_hostile()
     assert not bad
     names = {one.job: one.name for one in attempts}
     assert names[2] == "a|b\n99|FAILED"
@@ -113,13 +149,13 @@ def test_hostile_names_forge_no_row_and_lose_none():
 
 
 def test_array_tasks_share_their_arrays_number_and_het_components_do_not():
-    attempts, _ = read((CORPUS / "22.05/sacct_hostile.txt").read_text())
+    attempts, _ = read_hostile()
     arrays = {one.job: one.array for one in attempts if one.name in ("arr", "wrap")}
     assert arrays.items() >= {11: 6, 12: 6, 6: 6, 9: None, 10: None}.items()
 
 
 def test_an_array_is_one_submit_line():
-    attempts, _ = read((CORPUS / "22.05/sacct_hostile.txt").read_text())
+    attempts, _ = read_hostile()
     assert len({one.submit for one in attempts if one.array == 6}) == 1
     assert len({one.submit for one in attempts if one.job < 6}) == 5
 

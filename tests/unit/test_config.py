@@ -15,6 +15,7 @@ from slurm_gpuhealth.config import check
 from slurm_gpuhealth.config import load as configuration
 from slurm_gpuhealth.config.settings import ROWS, ConfigError, Settings
 from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.slurm import sacct
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "etc/gpuhealth.toml"
@@ -67,6 +68,7 @@ def test_the_examples_in_the_shipped_file_load(write):
     loaded = configuration.load(write(text), "n1")
     assert loaded.check.command[0].argv[0] == "/usr/local/sbin/check-nvme"
     assert [row.finding for row in loaded.policy[:2]] == ["xid:63", "nvml:thermal"]
+    assert [(row.name, row.nodes) for row in loaded.place] == [("rack r7", "gpu[001-016]"), ("pdu r7a", "gpu[001-008]")]
     assert [row.gpu for row in loaded.ladder.model] == ["*B200*"]
     assert [(row.gpu, row.skips) for row in loaded.dcgm.model] == [("*L40S*", ("memory_bandwidth",))]
 
@@ -148,6 +150,7 @@ def test_a_missing_file_says_so(tmp_path):
 ROW = '[[policy]]\nfinding = "xid:1"\nseverity = "info"\n'
 FAULT = '[[policy]]\nfinding = "xid:1"\nseverity = "fault"\n'
 MODEL = '[[ladder.model]]\ngpu = "*H100*"\nl3 = "10min"\n'
+PLACE = '[[place]]\nname = "rack r7"\nnodes = '
 LONG = "a.b=" + "1" * 96
 COMMAND = '[[check.command]]\nname = "a"\nargv = ["/a"]\n'
 # What it is: the text, the line and the key that the error must name, and a part of what it must say.
@@ -220,6 +223,15 @@ WRONG = {
     "failed without a rung": (FAULT + 'failed = "RMA"', 4, "policy[0].failed", "higher rung"),
     "when of tables": (ROW + "when = { a = { b = 1 } }", 4, "policy[0].when", "one value"),
     "third row": (ROW * 2 + "[[policy]]\n\nx = 1", 9, "policy[2].x", "known"),
+    "place without nodes": ('[[place]]\nname = "rack r7"', 1, "place[0].nodes", "missing"),
+    "place without a name": ('[[place]]\nname = ""\nnodes = "n1"', 2, "place[0].name", '"rack r7"'),
+    "place of one more key": (f'{PLACE}"n1"\nkind = "rack"', 4, "place[0].kind", "known here: name, nodes"),
+    "place's nodes as a list": (f'{PLACE}["n1", "n2"]', 3, "place[0].nodes", "text in quotes"),
+    "place's nodes apart by spaces": (f'{PLACE}"n1 n2"', 3, "place[0].nodes", 'hostlist without spaces, "gpu[001'),
+    "place's nodes unfinished": (f'{PLACE}"n[1-2"', 3, "place[0].nodes", "hostlist"),
+    "place's nodes downwards": (f'{PLACE}"n[1-2,16-1]"', 3, "place[0].nodes", "ranges that go up"),
+    "place of too many nodes": (f'{PLACE}"n[1-99999999]"', 3, "place[0].nodes", "at most 65536"),
+    "two places of one name": (f'{PLACE}"n1"\n{PLACE}"n2"', 5, "place[1].name", "list all its nodes there"),
     "not TOML": ('mode = "shadow"\n[x\n', 2, "", "not TOML"),
     "twice the same": ('mode = "shadow"\nmode = "shadow"\n', 2, "", "not TOML"),
     "unfinished": ('a = """\n\n', 3, "", "not TOML"),
@@ -283,6 +295,25 @@ def test_no_text_is_answered_by_anything_but_settings_or_a_config_error(write, t
         configuration.load(write(text), "n1")
     except ConfigError as error:
         assert error.problems  # noqa: PT017 - either outcome is right
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("gpu7", ("gpu7",)),
+        ("gpu[001-003,5]", ("gpu001", "gpu002", "gpu003", "gpu5")),
+        ("a-[1-2].x,b_1,c-2-1,d", ("a-1.x", "a-2.x", "b_1", "c-2-1", "d")),
+        ("r[1-2]n[1-2]", ("r1n1", "r1n2", "r2n1", "r2n2")),
+    ],
+)
+def test_what_a_place_may_have_the_controller_understands(write, text, nodes):
+    (place,) = configuration.load(write(f'[[place]]\nname = "rack r7"\nnodes = "{text}"'), "n1").place
+    assert sorted(sacct.nodes_of(place.nodes)) == sorted(nodes)
+
+
+def test_a_node_may_be_in_two_racks(write):
+    rows = "".join(f'[[place]]\nname = "rack r{nth}"\nnodes = "n[1-8]"\n' for nth in (1, 2))
+    assert len(configuration.load(write(rows), "n1").place) == 2
 
 
 def test_site_rows_come_before_the_built_in_ones(write):

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from slurm_gpuhealth.commands import common
 from slurm_gpuhealth.commands.gpuhealth import main
-from slurm_gpuhealth.config.settings import Correlate, Store
+from slurm_gpuhealth.config.settings import Correlate, Place, Store
 from slurm_gpuhealth.controller import run
 from slurm_gpuhealth.controller.accounting import Taken
 from slurm_gpuhealth.frozen import replace
@@ -123,6 +123,53 @@ def test_a_row_that_is_corrected_when_its_attempt_is_forgotten_is_not_counted_ag
     assert run.judge(engine, given, {}, NOW + 120)[:2] == ([], [])
     assert counted() == before
     assert rows(engine, schema.verdict)[0]["cause"] == "application"
+
+
+def brown_out(engine):
+    """Three times, another two nodes of n1 to n4 lose a GPU in the same seconds, and with it their jobs."""
+    for nth, (one, other) in enumerate((("n1", "n2"), ("n3", "n4"), ("n1", "n4"))):
+        when = NOW - (9 - 3 * nth) * 86400
+        for number, node in enumerate((one, other), 2 * nth + 1):
+            ran = {"job": number, "nodes": json.dumps([node]), "start": when - 3600, "end": when + 5}
+            add(engine, schema.attempt, **{**ATTEMPT, **ran})
+            see(engine, number, node=node, time=when + number)
+
+
+def bad_places(engine):
+    with reading(engine) as db:
+        return json.loads(judged.get_cursor(db, "places"))
+
+
+@pytest.mark.parametrize(
+    ("leaves", "place"), [({}, (Place("rack r7", "n[1-8]"),)), ({"rack r7": [f"n{nth}" for nth in range(1, 9)]}, ())]
+)
+def test_events_at_once_in_a_rack_or_below_a_switch_are_kept_as_the_places_and_count_against_no_node(
+    given, engine, leaves, place
+):
+    brown_out(engine)
+    run.judge(engine, replace(given, place=place), leaves, NOW)
+    (bad,) = bad_places(engine)
+    assert (bad["place"], bad["nodes"]) == ("rack r7", ["n1", "n2", "n3", "n4"])
+    assert [moment["nodes"] for moment in bad["moments"]] == [["n1", "n2"], ["n3", "n4"], ["n1", "n4"]]
+    with reading(engine) as db:
+        assert [one.hard for one in judged.suspicions(db) if one.hard] == []
+
+
+def test_of_nodes_without_a_common_place_it_is_kept_that_it_is_not_known(given, engine):
+    brown_out(engine)
+    run.judge(engine, replace(given, place=(Place("rack r9", "n9"),)), {}, NOW)
+    assert [one["place"] for one in bad_places(engine)] == [""]
+
+
+def test_a_moment_elsewhere_leaves_the_rack_what_is_the_racks(given, engine):
+    brown_out(engine)
+    for number in (7, 8):
+        see(engine, number, node=f"x{number}", time=NOW - 86400 + number)
+    run.judge(engine, replace(given, place=(Place("rack r7", "n[1-8]"),)), {}, NOW)
+    assert {one["place"]: one["nodes"] for one in bad_places(engine)} == {
+        "rack r7": ["n1", "n2", "n3", "n4"],
+        "": ["x7", "x8"],
+    }
 
 
 def test_killed_before_the_end_nothing_has_happened_and_the_next_run_does_it(given, engine, monkeypatch):

@@ -222,6 +222,35 @@ def test_that_no_node_is_a_lemon_is_said_with_when_that_was_seen(ask):
     assert f"as of {explain_job.common.utc(END - 9e7)} UTC" in said()
 
 
+def test_a_bad_place_stands_below_the_nodes_and_asks_for_no_test(ask):
+    moments = [{"time": END - 60, "nodes": ["gpu001", "gpu003"]}, {"time": END, "nodes": ["gpu002", "gpu003"]}]
+    bad = {"place": "rack r7", "nodes": ["gpu001", "gpu002", "gpu003"], "moments": moments}
+    scattered = {"place": "", "nodes": ["a1", "b1"], "moments": [{"time": END - 90, "nodes": ["a1", "b1"]}]}
+    with open_store(ask.store).begin() as db:
+        judged.put_cursor(db, "places", json.dumps([bad, scattered]))
+        judged.keep_suspicions(db, [Suspicion("n1", END, 0.9, 1.0, 1.0, 0.1, "L4")], END)
+    lines = ask("lemons").output.splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("PLACE"))
+    assert [line.split()[0] for line in lines[: head - 2]] == ["NODE", "n1"]
+    assert lines[head].split() == ["PLACE", "TIMES", "NODES", "LAST"]
+    when = explain_job.common.utc
+    assert lines[head + 1].split() == ["rack", "r7", "2", "gpu[001-003]", *when(END).split()]
+    assert lines[head + 2].startswith("several nodes (no common place is known)  1 ")
+    assert lines[head + 2].endswith(f"  a1,b1         {when(END - 90)}")
+    assert lines[head + 4] == "These events count against no node, and no test is requested for them."
+    rows = [json.loads(line) for line in ask("lemons", "--json").output.splitlines()]
+    assert [row.get("node") for row in rows] == ["n1", None, None]
+    assert rows[1:] == [bad, scattered]
+
+
+def test_a_bad_place_is_told_also_if_no_node_is_a_lemon(ask):
+    row = {"place": "rack r7", "nodes": ["n1", "n2"], "moments": [{"time": END, "nodes": ["n1", "n2"]}]}
+    with open_store(ask.store).begin() as db:
+        judged.put_cursor(db, "places", json.dumps([row]))
+    said = ask("lemons").output
+    assert said.index("No node is a lemon") < said.index("rack r7  1      n[1-2]")
+
+
 @pytest.mark.parametrize(
     "command", [["lemons"], ["explain", "7"], ["correlate"], ["import", "--jobs", "j", "--events", "e"]]
 )

@@ -224,9 +224,37 @@ def test_thresholds_come_from_the_configuration(replay, tmp_path, monkeypatch):
     assert suspicion["rung"] == "L2", "it has hard evidence"
 
 
-def test_a_topology_that_is_none_is_refused(replay, tmp_path):
-    (tmp_path / "TOPOLOGY.json").write_text('{"leaf1": "n1"}')
-    result = replay(*rows(), "--topology", str(tmp_path / "TOPOLOGY.json"))
+def brown_outs():
+    """Three times, two nodes of a rack lose a GPU at once; others lose theirs all the time. Their jobs die of it."""
+    rng = random.Random(5)  # noqa: S311 - the same every time
+    lost = [(NOW + rng.uniform(0, 20 * DAY), f"n{rng.randrange(200)}") for _ in range(400)]
+    for day, pair in ((3, ("r1", "r2")), (8, ("r3", "r4")), (13, ("r1", "r4"))):
+        lost += [(NOW + day * DAY + number, node) for number, node in enumerate(pair)]
+    events = [{"time": time, "node": node, "gpu": 0, "source": "xid", "code": "79"} for time, node in lost]
+    jobs = [
+        {"job": number, "user": f"user{number % 9}", "name": "train", "state": "FAILED", "nodes": [node]}
+        | {"start": time - 7200, "end": time + 4}
+        for number, (time, node) in enumerate(lost)
+    ]
+    return jobs, events
+
+
+def test_with_places_a_history_blames_the_rack_and_not_its_nodes(replay, tmp_path):
+    (tmp_path / "PLACES.json").write_text(json.dumps({"rack r7": [f"r{nth}" for nth in range(1, 9)]}))
+
+    def blamed(*argv):
+        told = printed(replay(*brown_outs(), *argv, "--json"))
+        return {one["node"] for one in told if one.get("verdict") == "node"}
+
+    rack = {"r1", "r2", "r3", "r4"}
+    assert rack <= blamed()
+    assert len(blamed("--places", str(tmp_path / "PLACES.json")) & rack) == 0
+
+
+@pytest.mark.parametrize("option", ["--topology", "--places"])
+def test_a_file_of_places_that_is_none_is_refused(replay, tmp_path, option):
+    (tmp_path / "file.json").write_text('{"leaf1": "n1"}')
+    result = replay(*rows(), option, str(tmp_path / "file.json"))
     assert result.exit_code == 1
     assert 'expected {"leaf": ["node", ...], ...}' in result.output
 

@@ -16,6 +16,7 @@ from slurm_gpuhealth.config.settings import Settings, Store
 from slurm_gpuhealth.controller import ingest
 from slurm_gpuhealth.outcomes import Event
 from slurm_gpuhealth.store import open, query, records, schema
+from tests.older import older
 
 
 @pytest.fixture
@@ -410,7 +411,7 @@ def test_a_store_of_the_first_version_gets_what_it_lacks(store, shared):
     with store.begin() as db:
         for name in ("run_taken", "joblog_taken"):
             db.exec_driver_sql(f"DROP INDEX {name}")
-        db.execute(schema.version.update().values(version=1))
+        older(db, 1)
     open.open_store(shared).dispose()
     with sqlite3.connect(shared.store.database) as db:
         assert {"run_taken", "joblog_taken"} <= {row[0] for row in db.execute("SELECT name FROM sqlite_master")}

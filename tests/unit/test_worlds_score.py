@@ -134,6 +134,15 @@ def test_a_world_is_written_for_replay(tmp_path):
     rows = [json.loads(line) for line in told.splitlines()]
     truth = [json.loads(line) for line in (tmp_path / "TRUTH.jsonl").open()]
     assert sum("verdict" in row for row in rows) == sum("cause" in row for row in truth) > 100
+    assert not (tmp_path / "PLACES.json").exists()
+
+
+def test_the_places_of_a_world_are_written_for_replay(tmp_path):
+    assert simulate("--world", "pdu-and-a-bad-node", "--write", str(tmp_path)).exit_code == 0
+    places = tmp_path / "PLACES.json"
+    assert json.loads(places.read_text())["pdu p1"] == [f"gn{nth:02}" for nth in range(1, 7)]
+    argv = ["replay", *(str(tmp_path / name) for name in ("JOBS.jsonl", "EVENTS.jsonl"))]
+    assert CliRunner().invoke(main, [*argv, "--places", str(places)]).exit_code == 0
 
 
 def test_a_wrong_world_is_told():

@@ -112,7 +112,9 @@ def one(name: str, seed: int) -> Score:
     from slurm_gpuhealth.correlate.engine import Correlator
 
     made = every.build(name, seed)
-    return judge(name, seed, made, Correlator(Settings(), made.leaves, explained=False), Settings().after)
+    return judge(
+        name, seed, made, Correlator(Settings(), made.leaves, explained=False, places=made.places), Settings().after
+    )
 
 
 def judge(name: str, seed: int, made: World, correlator: Judge, after: float) -> Score:

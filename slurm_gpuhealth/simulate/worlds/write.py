@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def write(made: World, folder: str) -> None:
-    """Writes JOBS.jsonl, EVENTS.jsonl, TOPOLOGY.json and TRUTH.jsonl."""
+    """Writes JOBS.jsonl, EVENTS.jsonl, TOPOLOGY.json, PLACES.json if it has places, and TRUTH.jsonl."""
     there = Path(folder)
     there.mkdir(parents=True, exist_ok=True)
     files.lines(there / "JOBS.jsonl", map(files.row, made.attempts))
@@ -22,3 +22,5 @@ def write(made: World, folder: str) -> None:
     places = {"places": made.places, "bad_places": made.bad_places}
     files.lines(there / "TRUTH.jsonl", [places, *truth])
     (there / "TOPOLOGY.json").write_text(json.dumps(made.leaves))
+    if made.places:
+        (there / "PLACES.json").write_text(json.dumps(made.places))
