@@ -26,7 +26,7 @@ from tests.lab import ROOT, fresh, running
 OTHER = "news"
 KILLS = 20 if os.environ.get("GPUHEALTH_SOAK") else 5
 TREE = "SwitchName=s0 Nodes=n[1-2]\nSwitchName=s1 Nodes=n[3-4]\nSwitchName=top Switches=s[0-1]\n"
-EXTRA = "TopologyPlugin=topology/tree\nSlurmdTimeout=10\nNodeName=DEFAULT Features=a100,nvme"
+EXTRA = "TopologyPlugin=topology/tree\nNodeName=DEFAULT Features=a100,nvme"
 FORGED = "a|b\n99|99|lab|gpu|root|0|lab|NODE_FAIL|0:0|0:0|5|6||n1|x"
 SENT = {"partition": "all", "qos": "long", "reservation": "course", "constraint": "a100&nvme"}
 HET = "#!/bin/sh\n#SBATCH --job-name=het --gres=gpu:1 -x n3,n4\n#SBATCH hetjob\n#SBATCH --gres=gpu:2 -x n3,n4\nexit 4"
