@@ -39,6 +39,8 @@ def of(attempt: Attempt) -> str:
 def book(state: State, attempt: Attempt, where: str, unit: float) -> None:
     """Count an attempt in its context: the fleet's and, of a small job, its nodes'."""
     column = column_of(attempt.state)
+    if where != _coarse(where):
+        book(state, attempt, _coarse(where), unit)
     _add(state.fleet.contexts, where, unit, column, MOST_OF_ALL)
     if len(attempt.nodes) <= FEW:
         for name in attempt.nodes:
@@ -73,6 +75,11 @@ def _add(sums: Sums, where: str, unit: float, column: int, most: int = MOST) -> 
         known[column] += unit
 
 
+def _coarse(where: str) -> str:
+    """Without the constraint, which is the user's word."""
+    return where[: where.rindex("|") + 1]
+
+
 def rate(state: State, attempt: Attempt, where: str, column: int, mean: float, shrink: float) -> float:
     """How often jobs of that context end so on other nodes than the attempt's. `mean`: the whole fleet's rate;
     `shrink`: what a unit is worth now."""
@@ -85,6 +92,8 @@ def rate(state: State, attempt: Attempt, where: str, column: int, mean: float, s
             known = node.contexts.get(where, NONE) if node else NONE
             here_runs, here_ended = here_runs + known[0] * shrink, here_ended + known[column] * shrink
     apart_runs, apart_ended = max(0.0, runs - here_runs), max(0.0, ended - here_ended)
+    if apart_runs < RUNS and where != _coarse(where):
+        return rate(state, attempt, _coarse(where), column, mean, shrink)
     apart = (min(apart_ended, apart_runs) + FIRST * mean) / (apart_runs + FIRST)
     all_of = (min(ended, runs) + FIRST * mean) / (runs + FIRST)  # with the attempt: nobody knows yet what is usual
     known_apart = apart_runs / (apart_runs + RUNS)

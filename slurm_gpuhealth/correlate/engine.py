@@ -96,14 +96,14 @@ class Correlator:
             return
         if kind == "hard":
             code = f"{event.source} {event.code}"[:60]
-            strength *= self.state.fleet.worths.get(code, 1.0)
+            strength *= harmless.worth(self.state.fleet, code, self.settings)
         if not memory.keep(node, event, kind, strength, self.settings.horizon):
             return
         if kind in suspicion.COUNTED:
-            harmless.learn(self.state, node, self.settings)
+            harmless.learn(self.state, event.node, self.settings)
             suspicion.take_in(node, event.time, self.grid, self.settings)
         self.state.fleet.events += kind == "hard"
-        if kind == "hard":
+        if kind == "hard" and event.source in ("xid", "sxid"):  # other findings have the time of a check
             self._shared(event)
         again = [
             (key, record.home)
@@ -152,11 +152,15 @@ class Correlator:
             context.run(app, where, unit)
             shrink = 1 / unit
             app.expected += context.rate(self.state, attempt, where, 1, self._mean(shrink), shrink) * unit
+        elif app.expected:
+            app.expected += self._mean(1 / unit) * unit
         if attempt.state == "COMPLETED":
             app.lately *= 1 - LATELY
             memory.mark(app.well, attempt.nodes[:1], end)
             if end > app.ended:
                 app.ended = end
+        elif attempt.state in HANGS and end > app.ended:
+            app.ended = end
         everywhere = self.state.fleet
         everywhere.runs += unit
         if end > everywhere.last:
@@ -172,7 +176,7 @@ class Correlator:
         """Add a run to each of its nodes. A success costs this too: so it is a handful of additions."""
         start, end, gpus = attempt.start, attempt.end, attempt.gpus
         spared, known = self.settings.spared, self.state.nodes.get
-        lived = 0 if attempt.state in HANGS else 1  # a job that hung did not live through it
+        lived = attempt.state not in HANGS  # a job that hung did not live through it
         days = max(0.0, end - start) / DAY * lived
         decayed = days * unit
         completed = attempt.state == "COMPLETED" and end - start > spared
@@ -193,14 +197,16 @@ class Correlator:
                     share = width / node.width
                     for gpu in held or ():
                         slot = node.slots.setdefault(plain(gpu), [0.0, 0.0])
+                        if len(node.slots) > max(16, 2 * node.width):  # MIG instances come and go
+                            del node.slots[min(node.slots, key=lambda one: node.slots[one][0])]
                         slot[0] += days
-                        slot[1] += lived
+                        slot[1] += 1
             if share == 1.0:
                 node.full[0] += days
-                node.full[1] += lived
+                node.full[1] += 1
             node.exposure += decayed * share
             node.days += days * share
-            node.jobs += share * lived
+            node.jobs += share
             node.failing += expected
             if not node.since or start < node.since:
                 node.since = start
@@ -215,7 +221,7 @@ class Correlator:
                     del ran[:COMPLETED]
             if node.events and node.events[-1].until >= start:
                 if completed:
-                    harmless.learn(self.state, node, self.settings)
+                    harmless.learn(self.state, name, self.settings)
                 self._hand_on(node, start)
 
     def _hand_on(self, node: NodeState, start: float) -> None:
@@ -232,9 +238,12 @@ class Correlator:
         if by_itself:
             fleet.remember(self.state.fleet, case, key, self.leaves.above(attempt.nodes), self.settings.half_life)
             _remember_print(app, case, key)
-            case.apart = memory.only_here(app, attempt)
+            case.apart = memory.only_here(app, attempt, app.died)
             app.alone = max(app.alone, attempt.end) if case.apart else app.alone
             memory.mark(app.died, attempt.nodes, attempt.end)
+        elif attempt.state in HANGS:
+            case.apart = memory.only_here(app, attempt, app.stuck)
+            memory.mark(app.stuck, attempt.nodes, attempt.end)
         judged = self.judging.judge(case, key, fresh=True)
         self.judging.rescored.pop(key, None)
         if by_itself:
@@ -249,6 +258,8 @@ class Correlator:
         if before is None:
             return None  # so long ago that it is forgotten
         case = case_of(attempt, before.application)
+        if (attempt.state, context.of(attempt)) != (before.attempt.state, context.of(before.attempt)):
+            self.judging.unlearn(before)
         case.own, case.lately = before.own, before.lately
         case.shared, case.leaves, case.apart = before.shared, before.leaves, before.apart
         if same_evidence(case, before):

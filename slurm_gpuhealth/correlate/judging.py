@@ -81,11 +81,20 @@ class Judging:
     def _learn_cut(self, case: Case, own: float, unit: float) -> None:
         """How often the application, and all, reach their time limit or are cancelled, and no node hangs."""
         word, more = case.attempt.state, (own - case.own) * unit
-        app = self.state.applications[case.application]
-        for sums in (app.cut, self.state.fleet.cut):
-            sums[word] = sums.get(word, 0.0) + more
-        context.learn(app, case.attempt, more)
+        app, everywhere = self.state.applications.get(case.application), self.state.fleet.cut
+        everywhere[word] = everywhere.get(word, 0.0) + more
+        if app is not None:
+            app.cut[word] = app.cut.get(word, 0.0) + more
+            context.learn(app, case.attempt, more)
         case.own = own
+
+    def unlearn(self, case: Case) -> None:
+        """Take out what a case taught: its state, or where it was sent, was another."""
+        unit = growth(case.attempt.end, self.settings.half_life)
+        if case.attempt.state not in STATES:
+            self._learn(case, 0.0, unit)
+        elif case.attempt.state in HANGS:
+            self._learn_cut(case, 0.0, unit)
 
     def _record(self, node: NodeState, name: str, case: Case, key: str, judged: Judged, unexplained: bool) -> None:
         ratios: Ratios | None = judged.ratios.get(name) or None
@@ -107,6 +116,7 @@ class Judging:
             jobs=old.jobs if old else node.jobs,
             apart=case.apart,
             gpus=attempt.gpus.get(name) if attempt.gpus else None,
+            hung=attempt.state in HANGS,
         )
         same = old and (old.hard, old.apart) == (hard, case.apart)
         if same and old and ratios and old.ratios and _alike(node, old.ratios, ratios):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.outcomes import Attempt, Event
 
 NODES = 4  # on which an application last completed, or failed
+SHARED = "shared"  # the kind of an event that is its place's
 SAME = 60.0  # seconds within which one event on one GPU is told once
 HOPELESS = 0.002  # the nodes' share of the blame that not even a proven lemon, 200 times as bad, would raise to a half
 
@@ -26,7 +27,7 @@ def keep(node: NodeState, event: Event, kind: str, strength: float, horizon: flo
         return False
     for place, one in enumerate(node.events):
         near = one.time - SAME <= time <= one.until + SAME
-        if near and (one.kind, one.code, one.gpu) == (kind, code, event.gpu):
+        if near and (one.code, one.gpu) == (code, event.gpu) and one.kind in (kind, SHARED):
             if one.time <= time <= one.until:
                 return False
             node.events[place] = one._replace(time=min(one.time, time), until=max(one.until, time))
@@ -107,11 +108,12 @@ def mark(when: dict[str, float], nodes: Sequence[str], time: float) -> None:
         del when[next(iter(when))]
 
 
-def only_here(app: AppState, attempt: Attempt) -> bool:
-    """Whether the application, within a day, failed on no other node, and completed on one since its last failure."""
+def only_here(app: AppState, attempt: Attempt, ends: dict[str, float]) -> bool:
+    """Whether the application, within a day, ended so (`ends`: node → when last) on no other node, and completed on one
+    since it last did here."""
     (node, *others), time = attempt.nodes, attempt.end
-    last = app.died.get(node, time - DAY)
-    elsewhere = others or any(one != node and when > time - DAY for one, when in app.died.items())
+    last = ends.get(node, time - DAY)
+    elsewhere = others or any(one != node and when > time - DAY for one, when in ends.items())
     return not elsewhere and any(one != node and when > last for one, when in app.well.items())
 
 

@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_gpuhealth.correlate.fleet import poisson_tail
+from slurm_gpuhealth.correlate.memory import SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +21,13 @@ AT_ONCE = 120.0
 """Seconds."""
 ANYWHERE = ""
 """Nodes that no known place has in common."""
-SHARED = "shared"
-"""The kind of an event that is its place's."""
 ONE = 3600.0
 """What a node reports again within these seconds belongs to its first event."""
 CHANCE = 1e-4
+MOST = 2000
+"""Events."""
+LEAST = 4
+"""In a smaller place, nodes that fail together may all be bad."""
 END = "\U0010ffff"
 
 
@@ -62,7 +65,8 @@ def remember(everywhere: FleetState, time: float, node: str, horizon: float) -> 
     if any(one[1] == node for one in hard[at : bisect_right(hard, [time + ONE, END])]):
         return
     insort(hard, [time, node])
-    del hard[: bisect_left(hard, [hard[-1][0] - horizon, ""])]
+    del hard[: bisect_left(hard, [min(hard[-1][0], everywhere.last + horizon) - horizon, ""])]
+    del hard[:-MOST]
 
 
 def forgive(state: State, known: Places, time: float, node: str, horizon: float) -> list[tuple[str, float]]:
@@ -121,6 +125,12 @@ def _look(everywhere: FleetState, known: Places, place: str, horizon: float) -> 
     at_once = [(time, tuple(nodes)) for time, nodes in moments if len(nodes) > 1]
     beside = sum(len(nodes) - 1 for _, nodes in at_once)
     expected = len(events) ** 2 * AT_ONCE / horizon
-    if not at_once or poisson_tail(beside, expected) > CHANCE:
+    if not at_once or poisson_tail(beside, expected) > CHANCE or (mine is not None and len(mine) < LEAST):
         return None
-    return Shared(place, tuple(at_once))
+    found = Shared(place, tuple(at_once))
+    largest = max(len(nodes) for _, nodes in at_once)
+    if len(at_once) > 1 and len(found.nodes) <= largest:
+        return None  # the same nodes each time: they have more in common, or are bad
+    if place == ANYWHERE and sum(len(nodes) > 2 for _, nodes in at_once) < 2:
+        return None  # once may be a maintenance
+    return found

@@ -121,6 +121,8 @@ class Record(NamedTuple):
     """The case's: it does not say again what the user's jobs say everywhere."""
     gpus: tuple[GpuName, ...] | None = None
     """Those that it held of the node."""
+    hung: bool = False
+    """It reached its time limit, or was cancelled."""
 
 
 @dataclass
@@ -159,6 +161,8 @@ class NodeState(Kept):
     """GPU → days and jobs of the jobs that held it, and not all of the node's; not decayed."""
     full: list[float] = field(default_factory=lambda: [0.0, 0.0])
     """The same of the jobs that held all."""
+    taught: dict[str, int] = field(default_factory=dict)
+    """An event's code → on which day jobs ran on through it last."""
     _limit: int = 32
     """Records at which the node is tidied up next."""
     _quiet: float = math.inf
@@ -212,6 +216,8 @@ class AppState(Kept):
     """When the last of its failures ended that was `Case.apart`."""
     expected: float = 0.0
     """How many of its runs one expected to fail, by where they were sent, decayed."""
+    stuck: dict[str, float] = field(default_factory=dict)
+    """The same of its runs that reached their time limit, or were cancelled."""
     cut: dict[str, float] = field(default_factory=dict)
     """TIMEOUT, CANCELLED → how many of its runs ended so, not for a node, decayed."""
     contexts: dict[str, list[float]] = field(default_factory=dict)
@@ -243,6 +249,8 @@ class FleetState(Kept):
     """The same as an application's, of all."""
     hard: list[Any] = field(default_factory=list)
     """Hard events within the horizon: [time, node], one an hour and node."""
+    teachers: dict[str, list[str]] = field(default_factory=dict)
+    """An event's code → nodes on which jobs have run on through it: the first three."""
     worths: dict[str, float] = field(default_factory=dict)
     """An event's code → how much it weighs here, 1 if nobody has learnt that it is harmless."""
     lived: dict[str, float] = field(default_factory=dict)

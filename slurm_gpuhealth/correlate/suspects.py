@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time as clock
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_gpuhealth.correlate import fleet, slots, suspicion
@@ -47,6 +48,7 @@ def suspicions(
         if slot and slot.levels[0] < levels[0]:
             levels = slot.levels
         if 1 - levels[0] > above:
+            levels = _without_hangs(node, levels, time, s)
             cluster = _cluster(node, time, state, s)
             one = _suspicion(name, node, levels, cluster, time, s)
             if slot and slot.alone and 1 - slot.levels[0] >= s.l2 and max(one.gpus.values(), default=0.0) < TIED:
@@ -58,6 +60,16 @@ def suspicions(
     wave = len(soft) > max(WAVE_LEAST, WAVE * every)
     ranked = [_with_rung(one, state, one.node in sure, wave, time, s) for one in found]
     return sorted(ranked, key=lambda one: (-one.p_lemon, one.node))
+
+
+def _without_hangs(node: NodeState, levels: list[float], time: float, s: settings.Suspicion) -> list[float]:
+    """Whoever cancels jobs, or lets them run into their limit, could accuse a node: that takes several users."""
+    users = {one.user for one in node.records.values() if one.hung and one.ratios}
+    if not 0 < len(users) < s.clusters:
+        return levels
+    rest = {key: one for key, one in node.records.items() if not one.hung}
+    without = suspicion.levels(replace(node, records=rest, _tally=None), time, grid(s), s)
+    return max(levels, without, key=lambda one: one[0])
 
 
 def of(name: str, node: NodeState, time: float, s: settings.Suspicion, state: State = NOTHING) -> Suspicion:

@@ -148,7 +148,7 @@ def item_of(record: Record, key: str) -> Item | None:
     """What a failed attempt says of a node; None: nothing."""
     if not record.ratios:
         return None
-    user = "" if record.apart else record.user
+    user = "" if record.apart and not record.hung else record.user
     return Item(record.start, record.end, record.ratios, user, record.hard, None, key, record.days, record.jobs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_gpuhealth.correlate import context, harmless, place, suspicion
+from slurm_gpuhealth.correlate import context, harmless, memory, suspicion
 from slurm_gpuhealth.correlate.state import NodeState
 from slurm_gpuhealth.correlate.tally import Without
 from slurm_gpuhealth.correlate.weights import ALIKE, DAY, growth, same_gpu
@@ -75,7 +75,7 @@ def gather(case: Case, key: str, known: Known) -> Evidence:
         without=without,
         near=near,
         signs={node: sign for node, found in near.items() if (sign := _sign(case, node, nodes[node], found, known))},
-        shared=any(one.kind == place.SHARED for found in near.values() for one in found),
+        shared=any(one.kind == memory.SHARED for found in near.values() for one in found),
     )
 
 
@@ -116,7 +116,7 @@ def cut(case: Case, state: State, s: Suspicion) -> float:
     column, where = context.COLUMN[word], context.of(case.attempt)
     if where:
         mean = context.rate(state, case.attempt, where, column, mean, shrink)
-    if app is None:
+    if app is None or case.apart:
         return mean
     if where and where in app.contexts:
         return min(0.98, _in_context(app.contexts[where], column, mean, case.own, shrink, s))
@@ -164,7 +164,7 @@ def _sign(case: Case, node: str, state: NodeState, near: Sequence[Incident], kno
     attempt, s, best = case.attempt, known.settings, None
     held = attempt.gpus.get(node) if attempt.gpus else None
     for event in near:
-        if event.kind == place.SHARED:
+        if event.kind == memory.SHARED:
             continue
         if event.until < attempt.start and _proven(state, event.until, attempt.start):
             continue

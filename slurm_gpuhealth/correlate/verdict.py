@@ -39,6 +39,7 @@ STATES = {
 NODE_FAIL = {"application": 2e-5, "fabric": 0.2, "infrastructure": 0.05, "user": 1e-4}
 NODE_FAIL_NAMED, NODE_FAIL_OTHER = 0.35, 1e-6
 SHARED = 3.0  # weight of a place that is bad, against all other causes
+WAITED = 600.0
 DYING = 600.0  # a node is found dead after SlurmdTimeout: however short its job was, it had that long to die
 LEAST = 0.02  # likelihood ratios that are all this near to 1 are not kept
 NOTHING: Ratios = ()
@@ -61,7 +62,7 @@ def judge(case: Case, key: str, known: Known, explained: bool = True) -> Judged:
     evidence = testimony.gather(case, key, known)
     causes = _other_causes(case, evidence, known)
     likelihoods = _likelihoods(case, evidence, known)
-    hangs = HANGS.get(case.attempt.state) if not evidence.signs else None
+    hangs = HANGS.get(case.attempt.state) if not evidence.signs and _may_hang(case) else None
     if hangs:
         usual = testimony.cut(case, known.state, known.settings)
         causes = {cause: mass * usual for cause, mass in causes.items()}
@@ -80,6 +81,11 @@ def judge(case: Case, key: str, known: Known, explained: bool = True) -> Judged:
         ratios=_of_levels(case, likelihoods, shares, total, bool(hangs), known.settings),
         hard=_hard(case, evidence.signs),
     )
+
+
+def _may_hang(case: Case) -> bool:
+    """Nobody could call a hang what was cancelled within minutes."""
+    return case.attempt.state != "CANCELLED" or case.attempt.end - case.attempt.start >= WAITED
 
 
 def _other_causes(case: Case, evidence: Evidence, known: Known) -> dict[str, float]:
@@ -249,7 +255,14 @@ def _of_levels(
     (Method 6.6.)"""
     if case.kind == "thermal" or (case.attempt.state in STATES and not hangs):
         return {}
-    return {node: _of_level(total - shares[node], one, s) for node, one in likelihoods.items()}
+    found = {node: _of_level(total - shares[node], one, s) for node, one in likelihoods.items()}
+    if hangs:  # the job counts as one that the node let live: take that back
+        found = {
+            node: tuple(min(s.most, one / (1 - start)) for one, start in zip(row, s.starts))
+            for node, row in found.items()
+            if row
+        }
+    return found
 
 
 def _of_level(rest: float, likelihood: Row, s: Suspicion) -> Ratios:

@@ -85,7 +85,7 @@ def test_a_fault_that_is_shipped_after_the_verdict_changes_it(given, engine):
     add(engine, schema.attempt, **ATTEMPT)
     assert run.judge(engine, given, {}, NOW)[0][0].cause != "node"
     see(engine)
-    new, again, _ = run.judge(engine, given, {}, NOW + 60)
+    new, again, _ = run.judge(engine, given, {}, NOW + 900)
     assert (new, [(one.job, one.cause) for one in again]) == ([], [(7, "node")])
     assert [row["cause"] for row in rows(engine, schema.verdict)] == ["node"]
 
@@ -103,7 +103,7 @@ def test_a_job_that_was_judged_and_put_back_into_the_queue_keeps_its_verdict(giv
     run.judge(engine, given, {}, NOW)
     with engine.begin() as db:
         db.execute(sql.update(schema.attempt).values(state="REQUEUED", fed=None))
-    run.judge(engine, given, {}, NOW + 60)
+    run.judge(engine, given, {}, NOW + 900)
     assert [row["cause"] for row in rows(engine, schema.verdict)] == ["node"]
 
 
@@ -112,7 +112,7 @@ def test_a_row_that_is_corrected_when_its_attempt_is_forgotten_is_not_counted_ag
     run.judge(engine, given, {}, NOW)
     for job in range(100, 260):  # so many on that node that it forgets which it has seen
         add(engine, schema.attempt, **{**ATTEMPT, "job": job, "end": NOW - 3000 + job, "state": "COMPLETED"})
-    run.judge(engine, given, {}, NOW + 60)
+    run.judge(engine, given, {}, NOW + 900)
 
     def counted():
         return {row["key"]: row["data"] for row in rows(engine, schema.state)}
@@ -155,9 +155,14 @@ def test_events_at_once_in_a_rack_or_below_a_switch_are_kept_as_the_places_and_c
         assert [one.hard for one in judged.suspicions(db) if one.hard] == []
 
 
-def test_of_nodes_without_a_common_place_it_is_kept_that_it_is_not_known(given, engine):
+def test_nodes_without_a_common_place_are_a_place_if_three_or_more_come_together_again(given, engine):
     brown_out(engine)
     run.judge(engine, replace(given, place=(Place("rack r9", "n9"),)), {}, NOW)
+    assert bad_places(engine) == []
+    for number, day in ((11, 12), (21, 11)):
+        for nth in range(3):
+            see(engine, number + nth, node=f"x{number + nth}", time=NOW - day * 86400 + nth)
+    run.judge(engine, replace(given, place=(Place("rack r9", "n9"),)), {}, NOW + 900)
     assert [one["place"] for one in bad_places(engine)] == [""]
 
 
@@ -166,10 +171,7 @@ def test_a_moment_elsewhere_leaves_the_rack_what_is_the_racks(given, engine):
     for number in (7, 8):
         see(engine, number, node=f"x{number}", time=NOW - 86400 + number)
     run.judge(engine, replace(given, place=(Place("rack r7", "n[1-8]"),)), {}, NOW)
-    assert {one["place"]: one["nodes"] for one in bad_places(engine)} == {
-        "rack r7": ["n1", "n2", "n3", "n4"],
-        "": ["x7", "x8"],
-    }
+    assert {one["place"]: one["nodes"] for one in bad_places(engine)} == {"rack r7": ["n1", "n2", "n3", "n4"]}
 
 
 def test_killed_before_the_end_nothing_has_happened_and_the_next_run_does_it(given, engine, monkeypatch):
@@ -319,7 +321,7 @@ def test_a_log_that_is_shipped_after_the_verdict_is_heard_and_once(given, engine
     add(engine, schema.run, **SHIPPED, taken=2, started=NOW - 7200, ended=NOW - 3600, exit_code=137)
     with engine.begin() as db:
         judged.put_cursor(db, "taken", "2")
-    ((after,), again, _) = run.judge(engine, given, {}, NOW + 60)
+    ((after,), again, _) = run.judge(engine, given, {}, NOW + 900)
     assert (before.fingerprint, after.fingerprint, again) == ("", READING["fingerprint"], [])
     assert "its log shows an error of the program itself" in {term.text for term in after.terms}
     assert run.judge(engine, given, {}, NOW + 120)[:2] == ([], [])
@@ -340,7 +342,7 @@ def test_of_logs_that_come_late_together_each_is_heard(given, engine):
         add(engine, schema.joblog, **{**SHIPPED, "id": job}, taken=job, time=NOW - 4000 + job, reading=hardware)
     with engine.begin() as db:
         judged.put_cursor(db, "taken", "9")
-    run.judge(engine, given, {}, NOW + 60)
+    run.judge(engine, given, {}, NOW + 900)
     for row in rows(engine, schema.verdict):
         assert "its log shows a hardware error" in row["data"], row["job"]
 

@@ -148,21 +148,54 @@ class TestHarmless:
     def test_a_code_that_jobs_run_on_through_weighs_less_on_all_nodes(self):
         items = []
         for day in range(40):
-            items += [xid(day + 0.05, "n1", "119"), job(day, day, gpus=(0,), hours=6)]
+            for nth, node in enumerate(("n1", "n4", "n5")):
+                items += [xid(day + 0.05, node, code) for code in ("119", "79")]
+                items += [job(100 * day + nth, day, node=node, gpus=(0,), hours=6)]
         one = judged(*items)
         assert harmless.rate(one.state.fleet, "xid 119", one.settings) > 1
+        assert "xid 79" not in one.state.fleet.worths  # a GPU that is gone is never harmless
         assert one.state.fleet.worths["xid 119"] < 0.2
         one.event(xid(41, "n2", "119"))
         assert one.suspicion("n2", NOW + 42 * DAY).p_lemon < 0.02
         one.event(xid(41, "n3", "79"))
-        assert one.suspicion("n3", NOW + 42 * DAY).p_lemon > 0.05
+        assert [event.strength for event in one.state.nodes["n3"].events] == [1.0]
+
+    def test_one_node_alone_teaches_nothing(self):
+        items = [
+            item for day in range(40) for item in (xid(day + 0.05, "n1", "119"), job(day, day, gpus=(0,), hours=6))
+        ]
+        one = judged(*items)
+        assert harmless.rate(one.state.fleet, "xid 119", one.settings) == one.settings.benign
 
 
 class TestHangs:
+    def test_one_user_who_cancels_makes_no_suspect_also_on_a_node_that_had_a_fault(self):
+        fine = [job(1000 + one, one / 6, node=f"n{one % 3 + 1}", user=f"u{one % 9}") for one in range(90)]
+        for name in ("eve", "x{}"):
+            mine = [
+                job(one, 1 + one / 10, "CANCELLED", user="eve")._replace(name=name.format(one)) for one in range(60)
+            ]
+            one = judged(xid(0.5, "n1", "48"), *sorted((*fine, *mine), key=lambda one: one.end))
+            found = [found for found in one.suspicions(NOW + 15 * DAY) if found.node == "n1"]
+            assert not found or (found[0].rung == "L2" and found[0].p_lemon < 0.3)
+
+    def test_an_application_that_was_only_ever_cancelled_may_be_forgotten_and_judged_again(self):
+        one = judged(job(1, 0, "CANCELLED", gpus=(0,)))
+        assert all(app.ended for app in one.state.applications.values())
+        one.state.applications.clear()
+        one.event(xid(0.05))
+
+    def test_an_attempt_whose_state_turns_out_to_be_another_taught_nothing(self):
+        one = judged(job(1, 0, "FAILED"))
+        one.attempt(job(1, 0, "CANCELLED"))
+        (app,) = one.state.applications.values()
+        assert app.failed == pytest.approx(0, abs=1e-6 * app.runs)
+        assert app.cut["CANCELLED"] > 0.5 * app.runs
+
     def test_a_node_whose_jobs_run_into_their_limit_is_a_suspect(self):
         states = {"n1": "TIMEOUT", "n2": "COMPLETED", "n3": "COMPLETED"}
         jobs = [
-            job(1000 * nth + one, one / 6, state, node, f"u{one % 9}")
+            job(1000 * nth + one, one / 6 + nth / 50, state, node, f"u{one % 9}")
             for one in range(90)
             for nth, (node, state) in enumerate(states.items())
         ]
@@ -180,7 +213,6 @@ class TestHangs:
 
     def test_a_hung_job_is_no_time_that_the_node_has_lived_through(self):
         state = judged(job(1, 0, "TIMEOUT"), job(2, 1, "CANCELLED"), job(3, 2)).state
-        assert state.nodes["n1"].jobs == 1
         assert state.nodes["n1"].days == pytest.approx(2 / 24)
 
 
