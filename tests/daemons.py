@@ -108,21 +108,33 @@ def until(ask: Callable[[], object], what: str, timeout: float = PATIENCE):
     return answer
 
 
+_claims: list[socket.socket] = []
+
+
 def free_ports(count: int) -> list[int]:
-    """TCP ports that are free now, below the range that the kernel uses for outgoing connections."""
-    held: list[socket.socket] = []
+    """TCP ports that are free, below the range that the kernel uses for outgoing connections. They stay this process's
+    until it ends, also between a daemon's end and its next start: several labs start at the same time."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randint(15000, 31000)  # noqa: S311
+        if _claim(port):
+            found.append(port)
+    return found
+
+
+def _claim(port: int) -> bool:
+    """Claim a port with an abstract socket of its name: every process of this network sees that, in any root."""
+    claim, probe = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), socket.socket()
     try:
-        while len(held) < count:
-            sock = socket.socket()
-            try:
-                sock.bind(("0.0.0.0", random.randint(15000, 31000)))  # noqa: S104, S311
-                held.append(sock)
-            except OSError:
-                sock.close()
-        return [sock.getsockname()[1] for sock in held]
+        claim.bind(f"\0gpuhealth-port-{port}")
+        probe.bind(("0.0.0.0", port))  # noqa: S104
+    except OSError:
+        claim.close()
+        return False
     finally:
-        for sock in held:
-            sock.close()
+        probe.close()
+    _claims.append(claim)
+    return True
 
 
 def _started(pid: int) -> int:
