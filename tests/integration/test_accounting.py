@@ -50,8 +50,11 @@ def lab():
     with running(Cluster(folder, nodes=4, gpus=4, extra=EXTRA)) as lab:
         lab.run("sacctmgr", "-i", "add", "user", OTHER, "Account=lab")
         lab.run("sacctmgr", "-i", "add", "qos", "long")
-        place = ("nodes=n1", "corecnt=1", "partitionname=all", "starttime=now", "duration=120")
+        place = ("nodes=n1", "corecnt=1", "partitionname=all", "starttime=now-5minutes", "duration=120")
         lab.run("scontrol", "create", "reservation", "reservationname=course", f"users={USER}", *place)
+        # slurmdbd names a job's reservation if that began before the job: by then it must know of it.
+        ask = ("sacctmgr", "-n", "show", "reservation", "names=course", "format=name", "start=now-1hour")
+        until(lambda: "course" in lab.run(*ask), "slurmdbd to know the reservation")
         yield lab
 
 
