@@ -1,4 +1,4 @@
-"""gpuhealth lemons: the nodes on which more jobs have died than on their peers, and places that harm their nodes."""
+"""gpuhealth lemons: nodes on which more jobs died than on their peers, bad places, and nodes without peers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ UNKNOWN = "several nodes (no common place is known)"
     default=0.05,
     help="Only nodes more likely than this to be a lemon [default: 0.05].",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per node, and per bad place.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per row.")
 @click.pass_obj
 def lemons(node: str, above: float, as_json: bool) -> None:
     """Rank nodes by suspicion, as of the last gpuhealth correlate: failures seen and expected, and what is due.
 
-    Below them, places (a rack, a PDU, a leaf switch) at which several nodes had hard events at once.
+    Below them, places (a rack, a PDU, a leaf switch) at which several nodes had hard events at once, and nodes whose
+    many failures can't be judged, as no other node runs such jobs.
     """
     from slurm_gpuhealth.store import judged
 
@@ -44,8 +45,10 @@ def lemons(node: str, above: float, as_json: bool) -> None:
         found = [one for one in judged.suspicions(db) if one.p_lemon > above]
         looked = float(judged.get_cursor(db, "fleet") or 0)
         places = json.loads(judged.get_cursor(db, "places") or "[]")
+        suspects = {one.node for one in found}
+        untold = [one for one in json.loads(judged.get_cursor(db, "untold") or "[]") if one["node"] not in suspects]
     if as_json:
-        for row in (*(one._asdict() for one in found), *places):
+        for row in (*(one._asdict() for one in found), *places, *untold):
             click.echo(json.dumps(row))
         return
     records = _records(node)
@@ -56,6 +59,9 @@ def lemons(node: str, above: float, as_json: bool) -> None:
     if places:
         click.echo()
         _show_places(places)
+    if untold:
+        click.echo()
+        _show_untold(untold)
 
 
 def _show(found: Sequence[Suspicion], above: float, records: Mapping[str, NodeRecord], looked: float) -> None:
@@ -98,6 +104,27 @@ def _show_places(places: Sequence[Mapping[str, Any]]) -> None:
     common.table(("PLACE", "TIMES", "NODES", "LAST"), rows)
     click.echo("Several nodes of the place had hard events at once: have its power, cooling and network looked at.")
     click.echo("These events count against no node, and no test is requested for them.")
+
+
+def _show_untold(rows: Sequence[Mapping[str, Any]]) -> None:
+    from slurm_gpuhealth.correlate.context import words
+
+    common.table(
+        ("CAN'T BE TOLD", "WHERE", "JOBS", "FAILED", "EXPECTED"),
+        [
+            (
+                one["node"],
+                words(one["where"]),
+                f"{one['runs']:.1f}",
+                f"{one['failed']:.1f}",
+                f"{one['expected']:.1f}",
+            )
+            for one in rows
+        ],
+    )
+    click.echo(
+        "No other node runs such jobs: it may be the node or its users. To test the node: gpuhealth-escalate NODE"
+    )
 
 
 def _last(one: Mapping[str, Any]) -> float:

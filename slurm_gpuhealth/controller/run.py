@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sql
 
 from slurm_gpuhealth.controller import accounting, action_log, actions, ingest
-from slurm_gpuhealth.correlate import cases, place
+from slurm_gpuhealth.correlate import cases, context, place
 from slurm_gpuhealth.correlate.engine import Correlator
 from slurm_gpuhealth.correlate.state import AppState, Case, FleetState, Incident, NodeState, Record, State
 from slurm_gpuhealth.frozen import frozen
@@ -39,6 +39,9 @@ LAYOUT = f"{zlib.crc32(repr([getattr(kind, '_fields', None) or [*kind.__annotati
 """Which fields the state in the store has."""
 FLEET = 600.0
 """Seconds between two computations of all nodes' suspicion: their cost grows with the fleet."""
+
+UNTOLD = 100
+"""Rows of nodes that can't be judged which are kept for gpuhealth lemons."""
 
 
 @frozen
@@ -191,6 +194,8 @@ def judge(
         if whole:
             judged.put_cursor(db, "fleet", str(now))
             judged.put_cursor(db, "places", json.dumps(_bad_places(correlator, now)))
+            untold = context.untold(state, now, settings.suspicion)
+            judged.put_cursor(db, "untold", json.dumps([one._asdict() for one in untold[:UNTOLD]]))
         for rows in (nodes, applications, fleet):
             rows.save()
         judged.put_cursor(db, "events", position)

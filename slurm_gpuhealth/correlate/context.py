@@ -6,11 +6,15 @@ other nodes of the same context. Where there are none, what fails there is taken
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from slurm_gpuhealth.correlate.fleet import poisson_tail
+from slurm_gpuhealth.correlate.weights import growth
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import MutableMapping, Sequence
 
+    from slurm_gpuhealth.config.settings import Suspicion
     from slurm_gpuhealth.correlate.state import AppState, State
     from slurm_gpuhealth.outcomes import Attempt
 
@@ -28,6 +32,9 @@ RUNS = 10.0
 """So many runs on other nodes tell as much of what is usual in a context as what its own nodes show."""
 FIRST = 3.0
 """A context's rate begins as if so many of its runs had ended as often in that way as the fleet's."""
+
+CHANCE = 0.001
+"""So improbable are a context's failures on a node before it is told that nobody can tell."""
 
 
 def of(attempt: Attempt) -> str:
@@ -85,16 +92,60 @@ def rate(state: State, attempt: Attempt, where: str, column: int, mean: float, s
     `shrink`: what a unit is worth now."""
     known = state.fleet.contexts.get(where, NONE)
     runs, ended = known[0] * shrink, known[column] * shrink
-    here_runs = here_ended = 0.0
-    if len(attempt.nodes) <= FEW:
-        for name in attempt.nodes:
-            node = state.nodes.get(name)
-            known = node.contexts.get(where, NONE) if node else NONE
-            here_runs, here_ended = here_runs + known[0] * shrink, here_ended + known[column] * shrink
-    apart_runs, apart_ended = max(0.0, runs - here_runs), max(0.0, ended - here_ended)
+    apart_runs, apart_ended = apart(state, attempt.nodes, where, column, shrink)
     if apart_runs < RUNS and where != _coarse(where):
         return rate(state, attempt, _coarse(where), column, mean, shrink)
-    apart = (min(apart_ended, apart_runs) + FIRST * mean) / (apart_runs + FIRST)
+    elsewhere = (min(apart_ended, apart_runs) + FIRST * mean) / (apart_runs + FIRST)
     all_of = (min(ended, runs) + FIRST * mean) / (runs + FIRST)  # with the attempt: nobody knows yet what is usual
     known_apart = apart_runs / (apart_runs + RUNS)
-    return known_apart * apart + (1 - known_apart) * max(apart, all_of)
+    return known_apart * elsewhere + (1 - known_apart) * max(elsewhere, all_of)
+
+
+def apart(state: State, nodes: Sequence[str], where: str, column: int, shrink: float) -> tuple[float, float]:
+    """Runs of that context on other nodes, and how many ended so."""
+    known = state.fleet.contexts.get(where, NONE)
+    runs, ended = known[0] * shrink, known[column] * shrink
+    if len(nodes) <= FEW:
+        for name in nodes:
+            node = state.nodes.get(name)
+            known = node.contexts.get(where, NONE) if node else NONE
+            runs, ended = runs - known[0] * shrink, ended - known[column] * shrink
+    return max(0.0, runs), max(0.0, ended)
+
+
+class Untold(NamedTuple):
+    """A node on which far more jobs of a context fail than in the rest of the fleet; no other node runs such jobs."""
+
+    node: str
+    where: str
+    runs: float
+    failed: float
+    expected: float
+
+
+def untold(state: State, time: float, s: Suspicion) -> list[Untold]:
+    """Where it can't be told whether a node or its users are at fault. All counts are decayed."""
+    shrink = 1.0 / growth(time, s.half_life)
+    whole = {where: sums for where, sums in state.fleet.contexts.items() if where == _coarse(where)}
+    runs, failed = sum(one[0] for one in whole.values()), sum(one[1] for one in whole.values())
+    usual = {
+        where: (max(0.0, failed - ended) * shrink + RUNS * s.failing) / (max(0.0, runs - had) * shrink + RUNS)
+        for where, (had, ended, *_) in whole.items()
+    }
+    found = []
+    for name in state.nodes:
+        for where, (had, ended, *_) in state.nodes[name].contexts.items():
+            one = Untold(name, where, had * shrink, ended * shrink, had * shrink * usual.get(where, 1.0))
+            if (
+                one.failed >= FIRST
+                and poisson_tail(int(one.failed), one.expected) < CHANCE
+                and apart(state, (name,), where, 1, shrink)[0] < RUNS
+            ):
+                found.append(one)
+    return sorted(found, key=lambda one: (one.expected - one.failed, one))
+
+
+def words(where: str) -> str:
+    """`partition debug, QOS high`."""
+    labels = zip(("partition", "QOS", "reservation", "constraint"), where.split("|", 3))
+    return ", ".join(f"{label} {value}" for label, value in labels if value)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from slurm_gpuhealth.correlate import suspicion
+from slurm_gpuhealth.correlate import context, suspicion
 from slurm_gpuhealth.correlate.state import NodeState
-from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY
+from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY, growth
 from slurm_gpuhealth.outcomes import Term
 
 if TYPE_CHECKING:
@@ -53,6 +53,10 @@ HOT = "thermal: a ticket for this node's cooling; the job may be requeued as it 
 UNCONFIRMED = (
     "requeue it once, and have the node tested: its log speaks of hardware, which nothing else bears out so far"
 )
+CONTRADICTED = (
+    "requeue it once, and have {node} tested: either the job used a GPU that was not its own (compare the order in"
+    " gres.conf with nvidia-smi, and see ConstrainDevices in cgroup.conf), or two GPUs are bad"
+)
 KEPT = 6
 
 
@@ -84,7 +88,8 @@ def _advice(verdict: Verdict, case: Case, evidence: Evidence, known: Known) -> s
     if verdict.cause == "node" and hot:
         return HOT
     if verdict.cause == "unknown" and case.kind == "hardware":
-        return UNCONFIRMED
+        beside = _beside(evidence)
+        return CONTRADICTED.format(node=beside[0]) if beside else UNCONFIRMED
     if verdict.cause == "application":
         if case.kind == "hardware":
             return "look at the program: its log speaks of hardware, and on other nodes it dies with the same words"
@@ -115,7 +120,11 @@ def _terms(case: Case, first: str, evidence: Evidence, known: Known) -> Iterator
         yield from _priors(case, first, evidence, known)
         yield from _together(case, known.settings)
     if case.kind is not None and evidence.log != ALIKE:
-        yield Term(LOG[case.kind], {cause: math.log(one) for cause, one in zip(COLUMNS, evidence.log)})
+        text = LOG[case.kind]
+        if case.kind == "hardware" and (beside := _beside(evidence)):
+            node, sign = beside
+            text += f", and {node} reported {_code(sign)} on GPU {sign.gpu}; but Slurm gave the job other GPUs"
+        yield Term(text, {cause: math.log(one) for cause, one in zip(COLUMNS, evidence.log)})
     if attempt.state == "NODE_FAIL":
         named = f", and names {attempt.failed_node}" if attempt.failed_node else ""
         yield Term(f"Slurm says that a node failed{named}", {"node": 0.0, "fabric": -1.6, "application": -9.2})
@@ -132,6 +141,11 @@ def _terms(case: Case, first: str, evidence: Evidence, known: Known) -> Iterator
 def _priors(case: Case, first: str, evidence: Evidence, known: Known) -> Iterator[Term]:
     alone = ", of late on this node alone" if case.apart else ""
     text = f"this application fails by itself in {evidence.failing:.0%} of its runs{alone}"
+    if where := context.of(case.attempt):
+        shrink = 1.0 / growth(case.attempt.end, known.settings.half_life)
+        runs, failed = context.apart(known.state, case.attempt.nodes, where, 1, shrink)
+        said = f"{failed / runs:.0%} fail on other nodes" if runs >= context.RUNS else "hardly any ran on other nodes"
+        text += f"; of jobs in {context.words(where)} {said}"
     yield Term(text, {"application": math.log(evidence.failing)})
     if first:
         hours = max(0.0, case.attempt.end - case.attempt.start) / 3600
@@ -172,10 +186,19 @@ def _together(case: Case, s: Suspicion) -> Iterator[Term]:
         yield Term(text, {**alike, "infrastructure": math.log1p(s.together * case.shared / s.infrastructure)})
 
 
+def _beside(evidence: Evidence) -> tuple[str, Sign] | None:
+    """A node with a hard event on a GPU that the job did not hold."""
+    hard = ((node, one) for node, one in evidence.signs.items() if one.foreign and one.event.kind == "hard")
+    return next(hard, None)
+
+
+def _code(sign: Sign) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in sign.event.code)[:40]
+
+
 def _said(node: str, sign: Sign, attempt: Attempt) -> str:
     gpu = f" on GPU {sign.gpu}" if sign.gpu is not None else ""
     whose = ", which the job did not hold" if sign.foreign else ""
-    code = "".join(letter if letter.isprintable() else "?" for letter in sign.event.code)[:40]
     kind = {
         "hard": "a hardware fault",
         "weak": "a contained error",
@@ -188,4 +211,4 @@ def _said(node: str, sign: Sign, attempt: Attempt) -> str:
         when = f"{sign.event.time - attempt.end:.0f} s after its end"
     elif sign.event.until < attempt.start:
         when = f"{attempt.start - sign.event.until:.0f} s before its start"
-    return f"{node} reported {code}{gpu} {when}: {kind}{whose}"
+    return f"{node} reported {_code(sign)}{gpu} {when}: {kind}{whose}"

@@ -166,6 +166,17 @@ def test_nodes_without_a_common_place_are_a_place_if_three_or_more_come_together
     assert [one["place"] for one in bad_places(engine)] == [""]
 
 
+def test_a_partition_that_only_one_node_serves_is_kept_as_what_can_not_be_told(given, engine):
+    for number in range(1, 31):
+        ran = {"job": number, "start": NOW - number * 7200, "end": NOW - number * 7200 + 600, "partition": "debug"}
+        add(engine, schema.attempt, **{**ATTEMPT, **ran})
+    run.judge(engine, given, {}, NOW + 120)
+    with reading(engine) as db:
+        (row,) = json.loads(judged.get_cursor(db, "untold"))
+    assert (row["node"], row["where"]) == ("n1", "debug|||")
+    assert row["failed"] > 29
+
+
 def test_a_moment_elsewhere_leaves_the_rack_what_is_the_racks(given, engine):
     brown_out(engine)
     for number in (7, 8):

@@ -251,6 +251,20 @@ def test_a_bad_place_is_told_also_if_no_node_is_a_lemon(ask):
     assert said.index("No node is a lemon") < said.index("rack r7  1      n[1-2]")
 
 
+def test_a_node_without_peers_is_told_unless_it_is_a_suspect(ask):
+    row = {"node": "n1", "where": "debug|normal||", "runs": 57.9, "failed": 38.6, "expected": 6.6}
+    with open_store(ask.store).begin() as db:
+        judged.put_cursor(db, "untold", json.dumps([row]))
+    *_, header, line, advice = ask("lemons").output.splitlines()
+    assert header.split() == ["CAN'T", "BE", "TOLD", "WHERE", "JOBS", "FAILED", "EXPECTED"]
+    assert line.split() == ["n1", "partition", "debug,", "QOS", "normal", "57.9", "38.6", "6.6"]
+    assert advice.endswith("gpuhealth-escalate NODE")
+    assert [json.loads(one) for one in ask("lemons", "--json").output.splitlines()] == [row]
+    with open_store(ask.store).begin() as db:
+        judged.keep_suspicions(db, [Suspicion("n1", END, 0.9, 1.0, 1.0, 0.1, "L4")], END)
+    assert "CAN'T BE TOLD" not in ask("lemons").output
+
+
 @pytest.mark.parametrize(
     "command", [["lemons"], ["explain", "7"], ["correlate"], ["import", "--jobs", "j", "--events", "e"]]
 )

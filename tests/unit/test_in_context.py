@@ -73,6 +73,31 @@ class TestContext:
         assert context.rate(state, here, context.of(here), 1, 0.1, shrink) < 0.15
         assert context.rate(state, here._replace(nodes=("n2",)), context.of(here), 1, 0.1, shrink) > 0.6
 
+    def alone(self, elsewhere=0):
+        debug = [job(one, one / 10, "FAILED" if one % 3 else "COMPLETED", partition="debug") for one in range(60)]
+        debug += [job(900 + one, one / 10, node="n2", partition="debug") for one in range(elsewhere)]
+        usual = [job(100 + one, one / 50, "FAILED" if one % 9 == 0 else "COMPLETED", f"n{3 + one % 3}",
+                     user=f"u{one % 5}") for one in range(300)]  # fmt: skip
+        return judged(*sorted((*debug, *usual), key=lambda one: one.end))
+
+    def test_where_no_other_node_runs_such_jobs_it_can_not_be_told(self):
+        one = self.alone()
+        (found,) = context.untold(one.state, NOW + 6.2 * DAY, one.settings)
+        assert (found.node, context.words(found.where)) == ("n1", "partition debug")
+        assert 35 < found.failed < 41 < 55 < found.runs
+        assert 4 < found.expected < 9
+        assert "of jobs in partition debug hardly any ran on other nodes" in self.said(one)
+
+    def test_where_another_node_runs_such_jobs_it_is_told(self):
+        one = self.alone(40)
+        assert context.untold(one.state, NOW + 6.2 * DAY, one.settings) == []
+        assert "of jobs in partition debug 0% fail on other nodes" in self.said(one)
+
+    def said(self, correlator):
+        correlator.judging.explained = True
+        verdict = correlator.attempt(job(9999, 6.1, "FAILED", partition="debug"))
+        return "\n".join(term.text for term in verdict.terms)
+
     def test_made_up_constraints_do_not_fill_the_memory(self):
         jobs = [job(one, one / 500, "FAILED", constraint=f"x{one}") for one in range(1, 1200)]
         kept = job(0, 0)

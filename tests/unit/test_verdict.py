@@ -174,6 +174,18 @@ class TestALogThatSpeaksOfHardware:
         (verdict,) = correlator.rescored()
         assert (verdict.cause, verdict.node) == ("node", "n1")
 
+    def test_and_its_node_of_another_gpu_is_told_as_a_contradiction(self):
+        correlator = self.failing()
+        correlator.event(Event(NOW + 7199, "n1", 5, "xid", "48"))
+        verdict = correlator.attempt(attempt(reading=self.ECC, gpus={"n1": (0, 1, 2, 3)}))
+        assert (verdict.cause, verdict.masses["application"] > 0.51) == ("unknown", False)
+        text = "its log shows a hardware error, and n1 reported xid 48 on GPU 5; but Slurm gave the job other GPUs"
+        assert text in [term.text for term in verdict.terms[:3]]
+        assert "have n1 tested: either the job used a GPU that was not its own" in verdict.advice
+        correlator = self.failing()
+        correlator.event(Event(NOW + 7199, "n1", 3, "xid", "48"))
+        assert correlator.attempt(attempt(reading=self.ECC, gpus={"n1": (0, 1, 2, 3)})).cause == "node"
+
     def test_is_the_programs_where_it_says_the_same_on_nodes_apart(self):
         correlator = self.failing()
         for job in range(3):
