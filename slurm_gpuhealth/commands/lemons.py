@@ -8,6 +8,7 @@ import time
 import click
 
 from slurm_gpuhealth.commands import common
+from slurm_gpuhealth.correlate import context, words
 from slurm_gpuhealth.ladder import waits
 from slurm_gpuhealth.slurm import control
 
@@ -44,6 +45,7 @@ def lemons(node: str, above: float, as_json: bool) -> None:
     with common.store(node) as db:
         found = [one for one in judged.suspicions(db) if one.p_lemon > above]
         looked = float(judged.get_cursor(db, "fleet") or 0)
+        gpus = {one.node: _gpu(one, judged.gpu_index(db, one.node, words.gpu(one.gpus))) for one in found}
         places = json.loads(judged.get_cursor(db, "places") or "[]")
         suspects = {one.node for one in found}
         untold = [one for one in json.loads(judged.get_cursor(db, "untold") or "[]") if one["node"] not in suspects]
@@ -55,7 +57,7 @@ def lemons(node: str, above: float, as_json: bool) -> None:
     for name, record in records.items():
         if fault := waits.of(record):
             click.echo(common.safe(f"{name}: in service with a fault because the budget has no room: {fault}"))
-    _show(found, above, records, looked)
+    _show(found, gpus, above, records, looked)
     if places:
         click.echo()
         _show_places(places)
@@ -64,7 +66,19 @@ def lemons(node: str, above: float, as_json: bool) -> None:
         _show_untold(untold)
 
 
-def _show(found: Sequence[Suspicion], above: float, records: Mapping[str, NodeRecord], looked: float) -> None:
+def _gpu(one: Suspicion, index: int | None) -> str:
+    """`3 92%`: the GPU that is suspected most."""
+    name = words.gpu(one.gpus)
+    return "-" if name is None else f"{name if index is None else index} {one.gpus[name]:.0%}"
+
+
+def _show(
+    found: Sequence[Suspicion],
+    gpus: Mapping[str, str],
+    above: float,
+    records: Mapping[str, NodeRecord],
+    looked: float,
+) -> None:
     if not found:
         told = (
             f"as of {common.utc(looked)} UTC, {common.ago(time.time(), looked)}"
@@ -82,7 +96,7 @@ def _show(found: Sequence[Suspicion], above: float, records: Mapping[str, NodeRe
                     one.users,
                     one.applications,
                     one.hard,
-                    _gpu(one.gpus),
+                    gpus[one.node],
                     one.last_test or "-",
                     _due(one, records.get(one.node)),
                 ),
@@ -107,14 +121,12 @@ def _show_places(places: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _show_untold(rows: Sequence[Mapping[str, Any]]) -> None:
-    from slurm_gpuhealth.correlate.context import words
-
     common.table(
         ("CAN'T BE TOLD", "WHERE", "JOBS", "FAILED", "EXPECTED"),
         [
             (
                 one["node"],
-                words(one["where"]),
+                context.words(one["where"]),
                 f"{one['runs']:.1f}",
                 f"{one['failed']:.1f}",
                 f"{one['expected']:.1f}",
@@ -145,9 +157,3 @@ def _due(one: Suspicion, record: NodeRecord | None) -> str:
     if record and record.ours:
         return f"held: {record.ours.next or record.ours.rung}"
     return one.rung if one.rung in TESTS else "-"
-
-
-def _gpu(shares: Mapping[str, float]) -> str:
-    """The GPU that has more than half of the suspicion, if there is one."""
-    best = max(shares, key=lambda one: shares[one], default="")
-    return f"{best} {shares[best]:.0%}" if best and shares[best] > 0.5 else "-"

@@ -7,10 +7,12 @@ import time
 from typing import TYPE_CHECKING
 
 from slurm_gpuhealth.controller import action_log
+from slurm_gpuhealth.correlate import words
 from slurm_gpuhealth.ladder import ask as asking
 from slurm_gpuhealth.ladder import budget, claim
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control
+from slurm_gpuhealth.store import judged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,10 +80,7 @@ def _is_due(act: Act, one: Suspicion) -> bool:
 
 def _claim(act: Act, one: Suspicion, holds: list[Any], total: int) -> int | None:
     """Ask one node in service for its rung; returns the action's number if a claim was written."""
-    gpus = [gpu for gpu, share in one.gpus.items() if share > 0.5 and str(gpu).isdigit()]
-    request = asking.Request(
-        one.rung, gpu=int(gpus[0]) if one.rung == "RMA" and gpus else None, by="correlate", fact="suspect"
-    )
+    request = asking.Request(one.rung, gpu=_gpu(act, one), by="correlate", fact="suspect")
     if any(hold.node == one.node for hold in holds):
         return None  # it is on the ladder already
     try:
@@ -103,6 +102,13 @@ def _claim(act: Act, one: Suspicion, holds: list[Any], total: int) -> int | None
         return None
     say(f"{one.node}: {said}: {_because(one)}", error=True)
     return number
+
+
+def _gpu(act: Act, one: Suspicion) -> int | None:
+    """The number of the GPU that is suspected most: the tests run on all, the reason names it."""
+    named = words.gpu(one.gpus)
+    with act.engine.connect() as db:
+        return judged.gpu_index(db, one.node, named) if named is not None else None
 
 
 def _settle(act: Act, node: str) -> str:

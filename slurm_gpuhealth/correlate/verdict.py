@@ -14,9 +14,9 @@ import math
 from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_gpuhealth.correlate import terms, testimony
+from slurm_gpuhealth.correlate import slots, terms, testimony
 from slurm_gpuhealth.correlate.suspicion import levels
-from slurm_gpuhealth.correlate.weights import COLUMNS, DAY, HANGS
+from slurm_gpuhealth.correlate.weights import COLUMNS, DAY, HANGS, plain
 from slurm_gpuhealth.outcomes import Verdict
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ STATES = {
 NODE_FAIL = {"application": 2e-5, "fabric": 0.2, "infrastructure": 0.05, "user": 1e-4}
 NODE_FAIL_NAMED, NODE_FAIL_OTHER = 0.35, 1e-6
 SHARED = 3.0  # weight of a place that is bad, against all other causes
-WAITED = 600.0
+WAITED = 600.0  # a job that is cancelled within so many seconds says nothing
 DYING = 600.0  # a node is found dead after SlurmdTimeout: however short its job was, it had that long to die
 LEAST = 0.02  # likelihood ratios that are all this near to 1 are not kept
 NOTHING: Ratios = ()
@@ -71,7 +71,7 @@ def judge(case: Case, key: str, known: Known, explained: bool = True) -> Judged:
     total = sum(causes.values()) + sum(shares.values()) or 1.0
     blame = {node: share / total for node, share in shares.items()}
     masses = {"node": sum(blame.values()), **{cause: mass / total for cause, mass in causes.items()}}
-    verdict = _verdict(case, _cautious(masses, case, key, evidence, known.state), blame, evidence.signs)
+    verdict = _verdict(case, _cautious(masses, case, key, evidence, known.state), blame, evidence.signs, known)
     if explained:
         verdict = terms.explain(verdict, case, evidence, known)
     return Judged(
@@ -223,7 +223,9 @@ def _met_apart(case: Case, key: str, state: State) -> bool:
     )
 
 
-def _verdict(case: Case, masses: Mapping[str, float], blame: Mapping[str, float], signs: Mapping[str, Sign]) -> Verdict:
+def _verdict(
+    case: Case, masses: Mapping[str, float], blame: Mapping[str, float], signs: Mapping[str, Sign], known: Known
+) -> Verdict:
     confidence, likeliest = max(zip(masses.values(), masses))
     first = max(zip(blame.values(), blame))[1] if blame else None
     named = first if likeliest == "node" and first is not None and blame[first] >= 0.5 * sum(blame.values()) else None
@@ -233,19 +235,23 @@ def _verdict(case: Case, masses: Mapping[str, float], blame: Mapping[str, float]
         cause=likeliest if confidence >= 0.5 else "unknown",  # type: ignore[arg-type]
         confidence=confidence,
         node=named,
-        gpu=_gpu(case, named, signs.get(named)) if named else None,
+        gpu=_gpu(case, named, signs.get(named), known) if named else None,
         masses=dict(masses),
         responsible={node: share for node, share in blame.items() if share >= 0.001},
         fingerprint=case.fingerprint,
     )
 
 
-def _gpu(case: Case, node: str, sign: Sign | None) -> GpuName | None:
-    """The node's GPU that did it: by its own report, or by the log, which counts the job's GPUs."""
+def _gpu(case: Case, node: str, sign: Sign | None, known: Known) -> GpuName | None:
+    """The node's GPU that did it: by its own report; by the log, which counts the job's GPUs; or by other jobs."""
     if sign and sign.gpu is not None and not sign.foreign and sign.event.kind != "application":
         return sign.gpu
     held = case.attempt.gpus.get(node, ()) if case.attempt.gpus else ()
-    return held[case.gpu] if case.gpu is not None and 0 <= case.gpu < len(held) else None
+    if case.gpu is not None and 0 <= case.gpu < len(held):
+        return held[case.gpu]
+    slot = slots.worst(known.state.node(node), case.attempt.end, known.grid, known.settings) if held else None
+    bad = slot.gpu if slot and slot.alone and 1 - slot.levels[0] >= known.settings.l2 else None
+    return next((one for one in held if bad is not None and plain(one) == plain(bad)), None)
 
 
 def _of_levels(

@@ -53,6 +53,12 @@ def place(node: str | None, gpu: object, index: int | None = None) -> str:
     return f"{node} GPU{index}" if index is not None else node if gpu is None else f"{node} GPU {gpu}"
 
 
+def gpu(shares: Mapping[str, float]) -> str | None:
+    """The GPU that has more than half of a node's suspicion, if there is one."""
+    best = max(shares, key=lambda one: shares[one], default=None)
+    return best if best is not None and shares[best] > 0.5 else None
+
+
 def comment(cause: str, confidence: float, where: str, why: Sequence[str]) -> str:
     """One line for an AdminComment, of which slurmdbd keeps 250 characters without quotes."""
     text = (

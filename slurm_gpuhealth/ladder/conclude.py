@@ -214,7 +214,7 @@ def begin(journal: Journal, ours: Reason, step: Step, now: float) -> int:
         " VALUES (?, ?, ?, ?, ?, 'running', '', '', '', '', '')",
         now,
         ours.fact,
-        ours.gpu,
+        None if ours.fact == "suspect" else ours.gpu,  # a suspicion: the row is to have the GPU that failed
         step.rung,
         step.attempt,
     )
@@ -248,14 +248,15 @@ def _not_fit(journal: Journal, given: Climb, result: Result) -> Result:
 
 
 def _named(ours: Reason, result: Result) -> Reason:
-    """The reason with what the rung found: for a request the fact, for a fault of the whole node the GPU."""
+    """The reason with what the rung found: for a request the fact and its GPU, for a fault of the node the GPU."""
     if result.outcome != "fail":
         return ours
     fact = ours.fact
     if fact in reasons.ON_REQUEST and result.test:
         source, _, code = result.test.rpartition(":")
         fact = reasons.fact(source, code)
-    gpu = ours.gpu if ours.gpu is not None or result.gpu is None else result.gpu.index
+    keeps = result.gpu is None or (ours.gpu is not None and fact == ours.fact)
+    gpu = ours.gpu if keeps or result.gpu is None else result.gpu.index
     return replace(ours, fact=fact, gpu=gpu, node=ours.node and gpu is None)
 
 

@@ -91,6 +91,14 @@ def test_a_lemon_in_service_is_asked_for_its_rung_once(slurm, act):
     assert slurm.orders == ["drain", "undrain"]
 
 
+def test_the_reason_names_the_suspect_gpu_by_its_number(slurm, act):
+    one = act(rungs="enforce")
+    with one.engine.begin() as db:
+        db.execute(sql.insert(schema.gpu).values(node="n1", uuid="GPU-7f", gpu=3, first=1.0, last=2.0, taken=1))
+    actions.after(one, [], [LEMON._replace(gpus={"GPU-7f": 0.8, "GPU-11": 0.1})])
+    assert slurm.nodes["n1"].reason.startswith("gpuhealth:suspect GPU3 L3 claim")
+
+
 @pytest.mark.parametrize(
     ("changes", "asked"),
     [({"observed": 3.0}, True), ({"rung": "L4"}, True), ({"observed": 2.2}, False), ({"time": NOW + 60}, False)],

@@ -212,6 +212,16 @@ def test_a_lemon_that_is_held_already_is_due_for_nothing_else_and_level_2_is_nob
     assert [row[due:].split("  ")[0] for row in rows[:3]] == ["held: RMA", "-", "L4"]
 
 
+def test_the_gpu_that_is_suspected_is_told_by_its_number(ask):
+    with open_store(ask.store).begin() as db:
+        shares = ({"GPU-3": 0.8, "GPU-1": 0.1}, {"GPU-far": 0.7}, {"GPU-3": 0.5, "GPU-1": 0.5})
+        found = [Suspicion("n1", END, 0.9 - one / 10, 1.0, 1.0, 0.1, "L3", gpus=of) for one, of in enumerate(shares)]
+        judged.keep_suspicions(db, [one._replace(node=f"n{nth}") for nth, one in enumerate(found, 1)], END)
+    header, *rows = ask("lemons").output.splitlines()
+    at = header.index("GPU")
+    assert [row[at:].split("  ")[0] for row in rows[:3]] == ["3 80%", "GPU-far 70%", "-"]
+
+
 def test_that_no_node_is_a_lemon_is_said_with_when_that_was_seen(ask):
     def said():
         return ask("lemons").output

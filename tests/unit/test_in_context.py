@@ -132,6 +132,17 @@ class TestSlots:
         levels = [slots.worst(one.state.nodes["n1"], at, one.grid, one.settings).levels[0] for one in (few, many)]
         assert max(levels) < 0.3
 
+    def test_a_verdict_names_the_gpu_that_other_jobs_have_shown(self):
+        one = judged(*self.bad_gpu(400))
+        here = job(5000, 6.1, "FAILED", user="zoe", gpus=(6, 7), hours=0.5, log_class="hardware")
+        assert (one.attempt(here).node, one.attempt(here).gpu) == ("n1", 7)
+        there = one.attempt(here._replace(job=5001, gpus={"n1": (5, 6)}))
+        assert there.gpu is None
+        twin = [item._replace(job=item.job + 9000, gpus={"n1": (6,)}) for item in self.bad_gpu(20) if item.job < 24]
+        one = judged(*sorted((*self.bad_gpu(20), *twin), key=lambda one: one.end))
+        both = one.attempt(here)
+        assert (both.node, both.gpu) == ("n1", None)  # two GPUs are as bad
+
     def test_a_gpu_that_was_replaced_is_no_suspect(self):
         one = judged(*self.bad_gpu())
         one.event(Event(NOW + 6.1 * DAY, "n1", 7, "repair", "replaced"))

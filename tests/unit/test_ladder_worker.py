@@ -148,6 +148,15 @@ def test_what_only_a_test_sees_is_named_and_goes_up(world, node):
     assert words(node) == "memory GPU3 L4 fail next=RMA by=alice"
 
 
+def test_a_test_that_finds_another_gpu_than_the_suspect_one_names_what_it_found(world, node):
+    node.weak = "never"
+    hold(world, node, "suspect GPU5 L3 queued by=correlate")
+    checks(world, node, 10)
+    assert words(node) == "memory GPU3 L4 fail next=RMA by=correlate"
+    gpus = {row[0] for row in node.journal.rows("SELECT gpu FROM step WHERE rung = 'L3'")}
+    assert gpus == {3}
+
+
 def test_who_asked_for_level_4_too_gets_both_and_the_node_comes_back(world, node):
     hold(world, node, "asked GPU* L3 queued to=L4 by=alice")
     checks(world, node, 6)
