@@ -34,7 +34,7 @@ bench: .venv/installed tests/fakes/nvml/libnvidia-ml.so.1
 hardware: .venv/installed
 	@$(PYTHON) -m tests.hardware
 
-# The tests in roots of Debian's releases (ROOTS="trixie forky"), with their Slurms and Pythons. See docs/compatibility.md.
+# The tests in roots of Debian's and Ubuntu's releases (ROOTS="trixie forky"), with their Slurms and Pythons. See docs/compatibility.md.
 matrix:
 	@scripts/setup debootstrap
 	@/usr/bin/python3 -m tests.matrix

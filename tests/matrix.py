@@ -1,4 +1,4 @@
-"""`make matrix`: the tests on Debian's releases, with their Slurms and Pythons; one line a release. Needs root.
+"""`make matrix`: the tests on releases of Debian and Ubuntu, with their Slurms and Pythons; one line each. Needs root.
 
 Each release is a root below /srv/gpuhealth-roots (GPUHEALTH_ROOTS), made once with debootstrap, and entered with
 processes and mounts of its own; this clone is copied there anew each time. For newer packages remove the root's folder.
@@ -21,10 +21,15 @@ CLONE = Path(__file__).resolve().parent.parent
 ROOTS = Path(os.environ.get("GPUHEALTH_ROOTS", "/srv/gpuhealth-roots"))
 RELEASES = {
     "bullseye": ("unit",),  # Python 3.9; its Slurm, 20.11, is older than what we need
+    "jammy": ("unit",),  # Python 3.10; Slurm 21.08, likewise
     "bookworm": ("unit", "integration"),
+    "noble": ("unit", "integration"),
     "trixie": ("unit", "integration"),
+    "resolute": ("unit", "integration"),
     "forky": ("unit", "integration"),
 }
+UBUNTU = {"jammy", "noble", "resolute"}
+ARCHIVE = "archive.ubuntu.com/ubuntu"
 PLACE = "/srv/gpuhealth"
 """The clone's, in a root."""
 OURS = ("etc/resolv.conf", "etc/hosts", "etc/pip.conf", "etc/ssl/certs/ca-certificates.crt")
@@ -71,14 +76,20 @@ def one_root(name):
 
 
 def make_root(root, name):
-    """A minimal Debian, in which nothing starts a service."""
+    """A minimal system, in which nothing starts a service."""
     half, script = root.with_suffix(".half"), Path("/usr/share/debootstrap/scripts", name)
+    ubuntu = name in UBUNTU
     shutil.rmtree(root, ignore_errors=True)
     shutil.rmtree(half, ignore_errors=True)
     print(f"matrix: making {root}", file=sys.stderr, flush=True)
-    make = [*PRIVATE, "debootstrap", "--variant=minbase", "--include=ca-certificates,make", name, str(half), mirror()]
-    with (ROOTS / f"{name}.log").open("w") as log:  # this machine's debootstrap may not know a newer release
-        subprocess.run([*make, *([] if script.exists() else [str(script.with_name("sid"))])], stdout=log, check=True)
+    make = [*PRIVATE, "debootstrap", "--variant=minbase", "--include=ca-certificates,make"]
+    if ubuntu:  # Debian has no keyring of Ubuntu's: here HTTPS vouches for the archive, later the root's own apt
+        make += ["--no-check-gpg", "--components=main,universe"]
+    make += [name, str(half), f"https://{ARCHIVE}" if ubuntu else mirror()]
+    if not script.exists():  # this machine's debootstrap may not know a newer release
+        make.append(str(script.with_name("gutsy" if ubuntu else "sid")))
+    with (ROOTS / f"{name}.log").open("w") as log:
+        subprocess.run(make, stdout=log, check=True)
     (half / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")
     (half / "usr/sbin/policy-rc.d").chmod(0o755)
     # A mirror's copy of a testing release may be old.
