@@ -32,8 +32,8 @@ def read_attempt(row: Mapping[str, Any]) -> Attempt:
         return Attempt(
             _whole(row, "job"),
             _whole(row, "attempt", 0),
-            str(row.get("user") or ""),
-            str(row.get("account") or ""),
+            intern(str(row.get("user") or "")),
+            intern(str(row.get("account") or "")),
             str(row.get("name") or ""),
             _whole(row, "array") if row.get("array") is not None else None,
             _state(row["state"]),
