@@ -105,10 +105,11 @@ class Correlator:
         self.state.fleet.events += kind == "hard"
         if kind == "hard" and event.source in ("xid", "sxid"):  # other findings have the time of a check
             self._shared(event)
+        before, after = self.settings.before, self.settings.after
         again = [
             (key, record.home)
             for key, record in node.records.items()
-            if record.start - self.settings.before <= event.time <= record.end + self.settings.after
+            if record.end + after >= event.time >= record.start - before  # nearly all ended long before
         ]
         for key, home in again:
             self.judging.again(key, home)
