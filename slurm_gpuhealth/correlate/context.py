@@ -39,8 +39,9 @@ CHANCE = 0.001
 
 def of(attempt: Attempt) -> str:
     """ "" if it is not known where the attempt was sent."""
-    where = attempt.partition, attempt.qos, attempt.reservation, attempt.constraint
-    return "|".join(where) if any(where) else ""
+    if not (attempt.partition or attempt.qos or attempt.reservation or attempt.constraint):
+        return ""
+    return f"{attempt.partition}|{attempt.qos}|{attempt.reservation}|{attempt.constraint}"
 
 
 def book(state: State, attempt: Attempt, where: str, unit: float) -> None:

@@ -105,10 +105,11 @@ class Correlator:
         self.state.fleet.events += kind == "hard"
         if kind == "hard" and event.source in ("xid", "sxid"):  # other findings have the time of a check
             self._shared(event)
+        before, after = self.settings.before, self.settings.after
         again = [
             (key, record.home)
             for key, record in node.records.items()
-            if record.start - self.settings.before <= event.time <= record.end + self.settings.after
+            if record.end + after >= event.time >= record.start - before  # nearly all ended long before
         ]
         for key, home in again:
             self.judging.again(key, home)
@@ -202,13 +203,14 @@ class Correlator:
                         slot[0] += days
                         slot[1] += 1
             if share == 1.0:
-                node.full[0] += days
-                node.full[1] += 1
+                full = node.full
+                full[0] += days
+                full[1] += 1
             node.exposure += decayed * share
             node.days += days * share
             node.jobs += share
             node.failing += expected
-            if not node.since or start < node.since:
+            if start < node.since or not node.since:
                 node.since = start
             ran = node.ran
             ran.append(run)
@@ -219,7 +221,7 @@ class Correlator:
                 ran.append(run)
                 if len(ran) > 2 * COMPLETED:
                     del ran[:COMPLETED]
-            if node.events and node.events[-1].until >= start:
+            if node._quiet >= start and node.events and node.events[-1].until >= start:
                 if completed:
                     harmless.learn(self.state, name, self.settings)
                 self._hand_on(node, start)

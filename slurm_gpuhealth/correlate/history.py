@@ -7,7 +7,6 @@ a line, and not the jobs themselves, in memory.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import stat
@@ -22,7 +21,6 @@ from slurm_gpuhealth.outcomes import Attempt, Event, Suspicion, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from multiprocessing.connection import Connection
     from typing import BinaryIO
 
     from slurm_gpuhealth.correlate.engine import Correlator
@@ -33,7 +31,8 @@ NUMBER = rb"(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*[,}]"
 TIME = {key: re.compile(rb'"%s"\s*:\s*' % key.encode() + NUMBER) for key in ("end", "time")}
 BACKSLASH = ord("\\")
 LONGEST = 64 << 20
-BATCH = 100  # attempts in one message: what stays in the processor's cache
+LOT = 200
+DECODE = json.JSONDecoder().raw_decode
 
 
 class HistoryError(Exception):
@@ -43,7 +42,7 @@ class HistoryError(Exception):
 class Index(NamedTuple):
     """Where the lines of a file are, in the order of their time."""
 
-    order: list[int]
+    order: array[int]
     times: array[float]
     offsets: array[int]
     lines: array[int]
@@ -59,7 +58,7 @@ def run(
     waiting: dict[tuple[int, int], Verdict] = {}
     ends: deque[tuple[float, tuple[int, int]]] = deque()
     due = now = None
-    for now, one in _apart(jobs, events, correlator.settings.after):
+    for now, one in _lots(_merged(jobs, events, correlator.settings.after)):
         if due is None:
             due = now + (every or float("inf"))
         while now >= due:
@@ -111,35 +110,10 @@ def topology(path: str) -> dict[str, list[str]]:
     return leaves
 
 
-def _apart(jobs: str, events: str, after: float) -> Iterator[tuple[float, Attempt | Event]]:
-    """_merged in a second process, which also reads the logs. Raises HistoryError."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    reader = context.Process(target=_hand_over, args=(theirs, jobs, events, after), daemon=True)
-    reader.start()
-    theirs.close()
-    try:
-        while some := ours.recv():
-            if isinstance(some, str):
-                raise HistoryError(some)
-            for when, is_event, fields in some:
-                yield when, Event._make(fields) if is_event else Attempt._make(fields)
-    except (EOFError, OSError):  # between two messages, or in the middle of one
-        raise HistoryError(f"{jobs}: its reader was killed, maybe for memory") from None
-    finally:
-        reader.kill()
-        reader.join()
-
-
-def _hand_over(out: Connection, jobs: str, events: str, after: float) -> None:
-    """Plain tuples, as a named one costs several times as much to send."""
-    found = _merged(jobs, events, after)
-    try:
-        while some := [(when, isinstance(one, Event), tuple(one)) for when, one in islice(found, BATCH)]:
-            out.send(some)
-        out.send(None)
-    except HistoryError as error:
-        out.send(str(error))
+def _lots(found: Iterator[T]) -> Iterator[T]:
+    """Some are read, then judged: what either needs stays in the processor's cache."""
+    while some := list(islice(found, LOT)):
+        yield from some
 
 
 def _merged(jobs: str, events: str, after: float) -> Iterator[tuple[float, Attempt | Event]]:
@@ -195,7 +169,7 @@ def _index(file: BinaryIO, path: str, key: str) -> Index:
     offset, sorts = 0, True
     find = TIME[key].search
     for number, line in enumerate(file, 1):
-        if line.strip():
+        if not line.isspace():
             found = find(line)
             known = found and line[found.start() - 1] != BACKSLASH
             time = float(found[1]) if found and known else _time(line, path, number, key)
@@ -208,7 +182,7 @@ def _index(file: BinaryIO, path: str, key: str) -> Index:
     order = list(range(len(times)))
     if not sorts:
         order.sort(key=lambda one: (times[one], rank[one]))
-    return Index(order, times, offsets, lines, sorts)
+    return Index(array("l", order), times, offsets, lines, sorts)
 
 
 def _time(line: bytes, path: str, number: int, key: str) -> float:
@@ -230,7 +204,10 @@ def _read(line: bytes, path: str, number: int, read: Callable[[Any], T]) -> T:
 
 def _object(line: bytes, path: str, number: int) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        text = line.decode("utf-8", "surrogatepass").strip("\ufeff \t\r\n")
+        row, end = DECODE(text)  # json.loads looks for the encoding first, and twice for blanks
+        if end < len(text):
+            raise ValueError(f"Extra data: column {end + 1}")
     except (ValueError, RecursionError) as error:
         raise HistoryError(f"{path}:{number}: not JSON: {error}") from None
     if not isinstance(row, dict):

@@ -164,15 +164,18 @@ class Judging:
 
     def _not_only_there(self, newer: Case, app: AppState) -> None:
         """An application fails on another node too: that it failed on one alone is no more a sign of that node."""
-        known, failed = self.state.nodes.get, newer.attempt.nodes
+        known, failed, left = self.state.nodes.get, newer.attempt.nodes, 0.0
         for key, home, _, _, _, _ in app.prints:
-            if home in failed:
-                continue
             node = known(home)
             earlier = node.cases.get(key) if node else None
-            if earlier and earlier.apart and newer.attempt.end - earlier.attempt.end < DAY:
+            if not earlier or not earlier.apart:
+                continue
+            if home not in failed and newer.attempt.end - earlier.attempt.end < DAY:
                 earlier.apart = False
                 self.again(key, home)
+            else:
+                left = app.alone
+        app.alone = left
 
     def _as_often(self, app: AppState, newer: Case) -> None:
         """Judge earlier failures of an application by how often it fails now."""

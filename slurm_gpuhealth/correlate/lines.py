@@ -21,7 +21,6 @@ CUT = ("CANCELLED", "OUT_OF_MEMORY", "COMPLETED", "COMPLETING", "NODE_FAIL", "BO
 
 NAMES = frozenset((str, int))
 """What a GPU is named by: no bool, which is an int too."""
-TEXT = frozenset((str,))
 
 
 def read_attempt(row: Mapping[str, Any]) -> Attempt:
@@ -33,8 +32,8 @@ def read_attempt(row: Mapping[str, Any]) -> Attempt:
         return Attempt(
             _whole(row, "job"),
             _whole(row, "attempt", 0),
-            str(row.get("user") or ""),
-            str(row.get("account") or ""),
+            intern(str(row.get("user") or "")),
+            intern(str(row.get("account") or "")),
             str(row.get("name") or ""),
             _whole(row, "array") if row.get("array") is not None else None,
             _state(row["state"]),
@@ -43,7 +42,7 @@ def read_attempt(row: Mapping[str, Any]) -> Attempt:
             _seconds(row, "start"),
             _seconds(row, "end"),
             _nodes(_list(row["nodes"])),
-            {node: _gpus(_list(one)) for node, one in gpus.items()} if gpus else None,
+            _gpus_of(gpus) if gpus else None,
             _text(row.get("failed_node")),
             _text(row.get("log")),
             _text(row.get("log_class")),
@@ -130,11 +129,14 @@ def _list(value: Any) -> list[Any]:
 
 
 def _nodes(names: list[Any]) -> tuple[str, ...]:
-    return _same_nodes(tuple(names)) if TEXT.issuperset(map(type, names)) else tuple(map(_node, names))
+    try:
+        return _same_nodes(tuple(names))
+    except TypeError:  # a list or an object among them can't be looked up
+        return tuple(map(_node, names))
 
 
 @lru_cache(maxsize=4096)
-def _same_nodes(names: tuple[str, ...]) -> tuple[str, ...]:
+def _same_nodes(names: tuple[Any, ...]) -> tuple[str, ...]:
     """Each name once; the same object for equal nodes."""
     return tuple(dict.fromkeys(map(_node, names)))
 
@@ -149,6 +151,18 @@ def _text(value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{str(value)[:80]!r}, where a text belongs")
     return value
+
+
+def _gpus_of(gpus: Mapping[str, Any]) -> dict[str, tuple[GpuName, ...]]:
+    """Node → its GPUs; mostly a job holds the same of each node."""
+    found: dict[str, tuple[GpuName, ...]] = {}
+    last: Any = None
+    same: tuple[GpuName, ...] = ()
+    for node, names in gpus.items():
+        if names != last:
+            last, same = names, _gpus(_list(names))
+        found[intern(node)] = same
+    return found
 
 
 def _gpus(names: list[Any]) -> tuple[GpuName, ...]:

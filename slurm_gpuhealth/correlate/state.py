@@ -213,7 +213,7 @@ class AppState(Kept):
     died: dict[str, float] = field(default_factory=dict)
     """The same of its failures."""
     alone: float = 0.0
-    """When the last of its failures ended that was `Case.apart`."""
+    """When the last of its failures ended that was `Case.apart`; 0: none is any more."""
     expected: float = 0.0
     """How many of its runs one expected to fail, by where they were sent, decayed."""
     stuck: dict[str, float] = field(default_factory=dict)

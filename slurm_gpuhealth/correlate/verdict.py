@@ -277,7 +277,8 @@ def _of_level(rest: float, likelihood: Row, s: Suspicion) -> Ratios:
     if base <= 0 or max(likelihood) - min(likelihood) < LEAST * base:
         return NOTHING
     most = s.most * base
-    return 1.0, *[round((rest + one if rest + one < most else most) / base, 4) for one in likelihood[1:]]
+    # As round(..., 4), which takes five times as long.
+    return 1.0, *[int((rest + one if rest + one < most else most) / base * 1e4 + 0.5) / 1e4 for one in likelihood[1:]]
 
 
 def _hard(case: Case, signs: Mapping[str, Sign]) -> set[str]:

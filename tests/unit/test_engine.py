@@ -172,6 +172,15 @@ class TestOnlyHere:
 
     GOOD = tuple(attempt(job, "ann", "COMPLETED", [f"n{2 + job % 9}"], hours=0.5) for job in range(40))
 
+    def test_that_an_application_failed_on_one_node_alone_holds_until_it_fails_on_another(self):
+        well = attempt(0, state="COMPLETED", nodes=["n2"])
+        here, again, there = attempt(1), attempt(2), attempt(3, nodes=["n2"])
+        alone = [
+            played(items)[0].state.nodes["n1"].cases["1.0"].apart
+            for items in ([well, here, again], [well, here, again, there])
+        ]
+        assert alone == [True, False]
+
     def test_it_is_the_node(self):
         bad = [attempt(1000 + job, "ann", start=NOW + (10 + job) * HOUR, hours=0.3) for job in range(20)]
         items = sorted([*self.GOOD, *bad], key=lambda one: one.end)

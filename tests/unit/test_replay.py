@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_gpuhealth.commands.gpuhealth import main
-from slurm_gpuhealth.correlate import history
 
 NOW = 1_760_000_000
 DAY = 86400
@@ -106,6 +105,12 @@ def test_what_stands_there_twice_counts_once(replay):
     assert replay(jobs * 2, events * 2, "--json").output == replay(jobs, events, "--json").output
 
 
+def test_a_byte_order_mark_and_blanks_are_read_over(replay):
+    jobs, events = rows()
+    first = f"\ufeff  {json.dumps(jobs[0])}\t\n"
+    assert replay([first, *jobs[1:]], events, "--json").output == replay(jobs, events, "--json").output
+
+
 def test_suspicion_over_time(replay):
     jobs, events = rows()
     out = [one for one in printed(replay(jobs, events, "--json", "--every", str(DAY))) if "p_lemon" in one]
@@ -171,6 +176,7 @@ def test_empty_files_are_no_error(replay):
         (job(log="5"), "JOBS.jsonl:2: a value of the wrong kind: '5', where a text belongs"),
         (job(gpus='{"n1": [{}]}'), "JOBS.jsonl:2: a value of the wrong"),
         (job(log="[" * 100_000), "JOBS.jsonl:2: not JSON"),
+        (job().rstrip() + " {}\n", "JOBS.jsonl:2: not JSON: Extra data"),
     ],
 )
 def test_a_bad_line_is_named_with_file_line_and_key(replay, line, message):
@@ -257,14 +263,3 @@ def test_a_file_of_places_that_is_none_is_refused(replay, tmp_path, option):
     result = replay(*rows(), option, str(tmp_path / "file.json"))
     assert result.exit_code == 1
     assert 'expected {"leaf": ["node", ...], ...}' in result.output
-
-
-@pytest.mark.parametrize("sent", [b"", b"\x00\x00\xff\xff" + b"x" * 100])
-def test_a_reader_that_is_killed_in_the_middle_of_a_message_is_said(replay, monkeypatch, sent):
-    def die(out, *_):
-        os.write(out.fileno(), sent)
-        os._exit(9)
-
-    monkeypatch.setattr(history, "_hand_over", die)
-    result = replay([], [], "--json")
-    assert (result.exit_code, "its reader was killed" in result.output) == (1, True)
