@@ -116,7 +116,7 @@ def _stuck(key: Key, waits: dict[int, Call], dumps: Dumps, busy: dict[int, int],
         found, ranks = "absent", free
     elif absent:
         found = "circle"
-    elif silent or group - entered.keys():
+    elif silent or group - entered.keys() or not (call.peers or members(key[1])):
         found = "unclear"
     return Stuck(call, found, tuple(ranks), tuple(silent if few else ()), len(group), len(waits), since, other)
 

@@ -166,6 +166,12 @@ def test_a_dump_that_cannot_be_read_is_no_missing_dump() -> None:
     assert found.unread == ("nccl_trace_rank_7: damaged or cut short",)
 
 
+def test_who_belongs_to_a_group_that_no_dump_describes_is_not_known() -> None:
+    """Gloo does not record its groups' ranks."""
+    found = judged({rank: ring("2.10", waits()) for rank in (0, 1, 3)}, {})
+    assert (found.found, found.waiting) == ("unclear", 3)
+
+
 def test_all_ranks_entered_and_none_came_back() -> None:
     found = judged({rank: ring("2.10", waits(state="started")) for rank in range(8)})
     assert (found.found, found.ranks) == ("stuck", ())
