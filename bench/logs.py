@@ -11,6 +11,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from slurm_gpuhealth.logs.read import read_files, read_text
+from tests import flights
 
 SIZE = 1 << 30
 PLAIN = (
@@ -28,6 +29,7 @@ def main() -> None:
     short += excerpt("traceback", f"Traceback (most recent call last):\n{trace}KeyError: 'mask'\n", 200)
     short += excerpt("hardware", "loss 2.31\n" * 95 + CAUSE, 200)
     short += gibibyte()
+    short += flight()
     sys.exit(short > 0)
 
 
@@ -61,6 +63,28 @@ def gibibyte() -> int:
         sys.exit(f"bench: the first cause was not found: {reading}")
     print(f"bench: log-gibibyte-cpu {used.ru_utime + used.ru_stime:.2f} s")
     return report("log-gibibyte", took, "s", 10) + report("log-gibibyte-memory", used.ru_maxrss / 1024, "MiB", 200)
+
+
+def flight() -> int:
+    """CPU for the dumps of 512 ranks of which 511 wait in 20 calls, each with 2,000 calls in its ring."""
+    ops = ("all_reduce", "_all_gather_base", "_reduce_scatter_base")
+    calls = [
+        flights.entry("2.10", seq, seq, ops[seq % 3], state="completed" if seq < 7000 else "scheduled")
+        for seq in range(5000, 7020)
+    ]
+    world = {"0": ("default_pg", list(range(512)))}
+    waits, gone = (flights.dump("2.10", some, world) for some in (calls[20:], calls[:2000]))
+    with tempfile.TemporaryDirectory(prefix="gpuhealth-bench-") as folder:
+        paths = [os.path.join(folder, f"nccl_trace_rank_{rank}") for rank in range(512)]
+        for rank, path in enumerate(paths):
+            with open(path, "wb") as file:
+                file.write(gone if rank == 17 else waits)
+        begun = time.process_time()
+        found = read_files(paths).flight
+        took = time.process_time() - begun
+    if found is None or (found.found, found.ranks, found.waiting) != ("absent", (17,), 511):
+        sys.exit(f"bench: the missing rank was not found: {found}")
+    return report("flight-512-ranks", took, "s", 10)
 
 
 def report(name: str, value: float, unit: str, limit: float) -> int:

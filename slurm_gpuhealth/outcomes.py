@@ -30,6 +30,39 @@ class Cited(NamedTuple):
     """Seconds since the epoch, UTC, if the line has a full date; by the job's clock."""
 
 
+class Flight(NamedTuple):
+    """What dumps of PyTorch's flight recorder say together: the call that a job hangs in."""
+
+    found: str = ""
+    """`absent`: `ranks` never made it. `mismatch`: `ranks` made another call. `stuck`: all made it. `circle`: `ranks`
+    never made it and wait in another call. `unclear`: dumps are missing. "": no rank waits."""
+    op: str = ""
+    """`all_reduce`; `send/recv 3->4` with the job's ranks."""
+    other: str = ""
+    """What `ranks` called instead."""
+    group: str = ""
+    """The process group, `0 (default_pg)`."""
+    seq: int | None = None
+    size: int = 0
+    """Ranks of the group."""
+    waiting: int = 0
+    since: float | None = None
+    """Seconds since the epoch: the first rank entered it, by its own clock."""
+    ranks: tuple[int, ...] = ()
+    """At most 64."""
+    silent: tuple[int, ...] = ()
+    """Ranks of the group without a dump, if they are few."""
+    hosts: tuple[str, ...] = ()
+    """Of each of `ranks` and then `silent`; "": not known."""
+    frame: str = ""
+    """Where the user's own code made the call, `train.py:forward`."""
+    dumps: int = 0
+    world: int = 0
+    """Ranks that the dumps know of."""
+    unread: tuple[str, ...] = ()
+    """`NAME: why`, the first 8."""
+
+
 class Reading(NamedTuple):
     """What a job's log says by itself. Users write their logs, so `node` here never means more than "test it"."""
 
@@ -54,6 +87,7 @@ class Reading(NamedTuple):
     evidence: tuple[str, ...] = ()
     """Sentences."""
     advice: str = ""
+    flight: Flight | None = None
 
 
 class Attempt(NamedTuple):

@@ -69,6 +69,8 @@ def _print(one: dict[str, Any], attempts: int) -> None:
         say(f"  Its log, {where}: {cited['text']}")
     elif not one["reading"]:
         say("  Its log was not read.")
+    if (one["reading"] or {}).get("flight"):
+        say(f"  Its flight recorder: {one['reading']['evidence'][0]}.")
     for action in one["actions"]:
         say(f"  Done {common.ago(time.time(), action['time'])}: {action['kind']}: {action['result']}")
     if verdict["advice"]:

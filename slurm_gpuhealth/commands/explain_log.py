@@ -82,18 +82,22 @@ def _refuse_endless(name: str) -> None:
 
 def told(reading: Reading, files: tuple[str, ...]) -> list[str]:
     """A reading for people: verdict, the line it rests on, the victims, what to do."""
-    cause = reading.cause
-    if cause is None:
+    cause, evidence = reading.cause, list(reading.evidence)
+    if cause is None and not reading.flight:
         return ["The log shows no failure: the job ended well, was killed without a message, or the log is cut short."]
-    of = words.CAUSE[reading.verdict]
     sure = f"Confidence {words.sure(reading.confidence)} ({reading.confidence:.2f})."
-    lines = [MEANT.get(reading.verdict, f"It died of {of}.") + f" {sure}"]
-    lines += [f"  {_line(cause)}{f' of {files[0]}' if len(files) == 1 else ''}: {cause.text}"]
-    place = _place(cause)
-    lines += [f"  {place}"] if place else []
+    if cause is None or (reading.flight and reading.error == f"collective {reading.flight.found}"):
+        said = evidence.pop(0)
+        lines = [f"{said[:1].upper()}{said[1:]}. {sure}"]
+    else:
+        lines = [MEANT.get(reading.verdict, f"It died of {words.CAUSE[reading.verdict]}.") + f" {sure}"]
+    if cause:
+        lines += [f"  {_line(cause)}{f' of {files[0]}' if len(files) == 1 else ''}: {cause.text}"]
+        place = _place(cause)
+        lines += [f"  {place}"] if place else []
     if reading.frame:
         lines.append(f"  in the user's code: {reading.frame}")
-    lines += [f"  for: {sentence}" for sentence in reading.evidence]
+    lines += [f"  for: {sentence}" for sentence in evidence]
     if reading.hosts:
         lines.append(f"  singled out: {', '.join(reading.hosts)}")
     if reading.collateral:
@@ -101,7 +105,7 @@ def told(reading: Reading, files: tuple[str, ...]) -> list[str]:
         lines += [f"    {_line(one)}: {one.text[:140]}" for one in reading.collateral[:SHOWN]]
         if reading.collateral[SHOWN:]:
             lines.append(f"    and {len(reading.collateral) - SHOWN} more")
-    return [*lines, f"  What to do: {reading.advice}"]
+    return [*lines, f"  What to do: {reading.advice}"] if reading.advice else lines
 
 
 def _line(cited: Cited) -> str:

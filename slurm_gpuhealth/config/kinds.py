@@ -217,6 +217,9 @@ CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
     ("JobLog", "timeout"): _between(1, 300, "1s to 5min: until then the node takes no other job"),
     ("JobLog", "head_mib"): _between(0, 1024, "0 to 1024"),
     ("JobLog", "tail_mib"): _between(1, 1024, "1 to 1024"),
+    ("JobLog", "flight"): _like(
+        r"(?:/[^\\]*[^/\\])?", 'an absolute path without \\: "/scratch/fr/%j/nccl_trace_rank_"'
+    ),
     ("Store", "url"): _like(r"|file:///\S+|postgresql://\S+", "file:///FOLDER or postgresql://USER@HOST/DATABASE"),
     ("Store", "timeout"): _check_deadline,
     ("Store", "outbox_mib"): _between(1, 65536, "1 to 65536"),

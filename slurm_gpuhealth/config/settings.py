@@ -244,6 +244,8 @@ class JobLog:
     timeout: Seconds = 20.0
     head_mib: int = 1
     tail_mib: int = 4
+    flight: str = ""
+    """The prefix of a flight recorder's dumps, with Slurm's patterns; empty: they are not read."""
 
 
 @frozen

@@ -202,7 +202,7 @@ def culprits(cause: Hit, hits: Sequence[Hit], told: Map, hosts: Sequence[str]) -
     waiting = cause.known.kind == "communication"
     missing = _missing(hits, told) if waiting else []
     if missing:
-        names = [host for host in (_host(rank, told, hosts) for rank in missing) if host]
+        names = [host for host in (host_of(rank, told, hosts) for rank in missing) if host]
         said = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing[:8]))}"
         verb = "is" if len(missing) == 1 else "are"
         return list(dict.fromkeys(names))[:8], [f"{said} {verb} missing where the others wait"]
@@ -214,7 +214,7 @@ def culprits(cause: Hit, hits: Sequence[Hit], told: Map, hosts: Sequence[str]) -
     if cause.known.cause == "user" or (died is None and cause.known.role == "cascade"):
         return [], []  # who reports that another has died is a bystander
     hit = died or cause
-    host = hit.said.host or _host(hit.said.rank, told, hosts)
+    host = hit.said.host or host_of(hit.said.rank, told, hosts)
     if not host:
         return [], []
     host = told.get(host, host)
@@ -258,7 +258,8 @@ def _first_to_die(hits: Sequence[Hit]) -> Hit | None:
     return _earliest(died) if died else None
 
 
-def _host(rank: int | None, told: Map, hosts: Sequence[str]) -> str | None:
+def host_of(rank: int | None, told: Map, hosts: Sequence[str]) -> str | None:
+    """The host of a rank: as the log has it, or by its place among `hosts`."""
     if rank is None:
         return None
     if str(rank) in told:

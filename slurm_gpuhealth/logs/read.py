@@ -1,10 +1,12 @@
 """Reads from a job's own log what the job died of: the first cause, its victims, the rank and the host it names.
 
+Dumps of PyTorch's flight recorder (flight.py, hang.py) are told apart from text by how they begin.
+
 Users control what their logs say: the verdict `node` here never means more than "test it".
 
 ```
 bytes ──scan───────▶ hits: lines that speak of a known failure (patterns.toml) or end a traceback
-hits  ──judge──────▶ Reading
+hits  ──judge──────▶ Reading ◀──hang── dumps
 ```
 """
 
@@ -13,7 +15,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_gpuhealth.logs import judge, known, scan
+from slurm_gpuhealth.logs import hang, judge, known, scan
+from slurm_gpuhealth.logs.flight import Dumps
 from slurm_gpuhealth.outcomes import Reading
 
 if TYPE_CHECKING:
@@ -45,18 +48,22 @@ class Found(NamedTuple):
     ranks: Map
 
 
-def read_text(text: str, hosts: Sequence[str] = ()) -> Reading:
+def read_text(text: str, hosts: Sequence[str] = (), dumps: Dumps | None = None) -> Reading:
     """What an excerpt says. `hosts`: the job's nodes, in Slurm's order. An empty excerpt only loads the tables."""
     if not text:
         scan.ready()
     block = _plain(text.encode("utf-8", "replace"))
     low = block.lower()
     among = known.words(low)
-    if not among and not any(one in low for one in ALWAYS):
+    if not among and not any(one in low for one in ALWAYS) and not dumps:
         return Reading()
     seen = scan.hits(block, low, 0, (*among, *ALWAYS))
-    found = _numbered(seen, block, low, 1)
-    return judge.judge(found, judge.ranks(low, block), hosts) if found else Reading()
+    return _judged(_numbered(seen, block, low, 1), judge.ranks(low, block), hosts, (), dumps)
+
+
+def _judged(hits: list[Hit], told: Map, hosts: Sequence[str], paths: Sequence[str], dumps: Dumps | None) -> Reading:
+    reading = judge.judge(hits, told, hosts, paths) if hits else Reading()
+    return hang.joined(reading, hang.judge(dumps, told, hosts)) if dumps else reading
 
 
 def read_files(
@@ -69,19 +76,23 @@ def read_files(
     """
     every: list[Hit] = []
     ranks: Map = {}
+    dumps = Dumps()
     for number, path in enumerate(paths):
-        found = _file(path, head, tail)
+        found = _file(path, head, tail, dumps)
         every += [hit._replace(file=number) for hit in found.hits]
         ranks.update(found.ranks)
-    return judge.judge(every, ranks, hosts, paths) if every else Reading()
+    return _judged(every, ranks, hosts, paths, dumps)
 
 
-def _file(path: str, head: int | None, tail: int | None) -> Found:
+def _file(path: str, head: int | None, tail: int | None, dumps: Dumps) -> Found:
+    """What a file says as text; nothing if it is a dump, which is added to `dumps`."""
     fd = 0 if path == "-" else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size if os.path.isfile(f"/proc/self/fd/{fd}") else -1
         if size < 0:
             return _stretch(_pieces(fd), 1, size)
+        if dumps.take(path, fd, size):
+            return Found([], 0, {})
         if head is not None and tail is not None and size > head + tail:
             first = _stretch(_pieces(fd, 0, head), 1, head)
             last = _stretch(_pieces(fd, size - tail, size), 0, tail)

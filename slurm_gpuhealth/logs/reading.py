@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from slurm_gpuhealth.outcomes import CAUSES, Cited, Reading
+from slurm_gpuhealth.outcomes import CAUSES, Cited, Flight, Reading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,10 +15,15 @@ KINDS = frozenset(
 )
 
 
+FOUND = frozenset(("", "absent", "mismatch", "stuck", "circle", "unclear"))
+
+
 def to_dict(reading: Reading) -> dict[str, Any]:
-    """As JSON has it."""
+    """As JSON has it. Without dumps there is no `flight`: older versions refuse keys that they don't know."""
     cause = reading.cause and reading.cause._asdict()
-    return {**reading._asdict(), "cause": cause, "collateral": [one._asdict() for one in reading.collateral]}
+    row = {**reading._asdict(), "cause": cause, "collateral": [one._asdict() for one in reading.collateral]}
+    flight = row.pop("flight")
+    return {**row, "flight": flight._asdict()} if flight else row
 
 
 def from_dict(row: dict[str, Any]) -> Reading:
@@ -29,6 +34,7 @@ def from_dict(row: dict[str, Any]) -> Reading:
         collateral=tuple(Cited(**one) for one in row.get("collateral") or ()),
         hosts=tuple(reading.hosts),
         evidence=tuple(reading.evidence),
+        flight=Flight(**row["flight"]) if row.get("flight") else None,
     )
 
 
@@ -58,7 +64,7 @@ def validated(answer: bytes) -> Reading | None:
         raise ValueError("its reader's answer is none")
     if set(said) == {"error"}:
         raise NotALog(_line(said["error"], 300))
-    if set(said) != set(Reading._fields) or said["verdict"] not in CAUSES or said["kind"] not in KINDS:
+    if {*said, "flight"} != set(Reading._fields) or said["verdict"] not in CAUSES or said["kind"] not in KINDS:
         raise ValueError("its reader's answer is none")
     return Reading(
         said["verdict"],
@@ -74,6 +80,29 @@ def validated(answer: bytes) -> Reading | None:
         _line(said["fingerprint"], 600),
         tuple(_line(one, 500) for one in _list(said["evidence"], 20)),
         _line(said["advice"], 500),
+        None if said.get("flight") is None else _flight(said["flight"]),
+    )
+
+
+def _flight(value: Any) -> Flight:
+    if not isinstance(value, dict) or set(value) != set(Flight._fields) or value["found"] not in FOUND:
+        raise ValueError("the log reader's answer about the flight recorder is none")
+    return Flight(
+        value["found"],
+        _line(value["op"], 80),
+        _line(value["other"], 200),
+        _line(value["group"], 200),
+        _whole(value["seq"]),
+        _whole(value["size"]) or 0,
+        _whole(value["waiting"]) or 0,
+        None if value["since"] is None else _number(value["since"], 1e11),
+        tuple(_whole(one) or 0 for one in _list(value["ranks"], 64)),
+        tuple(_whole(one) or 0 for one in _list(value["silent"], 64)),
+        tuple(_line(one, 255) for one in _list(value["hosts"], 64)),
+        _line(value["frame"], 200),
+        _whole(value["dumps"]) or 0,
+        _whole(value["world"]) or 0,
+        tuple(_line(one, 400) for one in _list(value["unread"], 8)),
     )
 
 

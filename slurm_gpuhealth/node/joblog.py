@@ -13,6 +13,7 @@ import re
 import stat
 import time
 from collections import deque
+from itertools import islice
 
 from slurm_gpuhealth import child
 from slurm_gpuhealth.frozen import replace
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from slurm_gpuhealth.config.settings import JobLog, Settings
+    from slurm_gpuhealth.logs.flight import Dumps
     from slurm_gpuhealth.node.environment import Job
     from slurm_gpuhealth.node.journal import Journal
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 ANSWER = 256 << 10
-"""The most bytes that the child may answer: the largest Reading has 136 KiB."""
+"""The most bytes that the child may answer: the largest Reading has 180 KiB."""
 MEMORY = 1 << 30
 """Bytes for Python and the classifier, in addition to 24 for each byte of the log."""
 LEAST = 0.5
@@ -45,6 +47,11 @@ ENDED = r"\*\*\* JOB {} ON \S{{1,255}} CANCELLED AT (\S{{1,40}}) "
 """slurmstepd writes this line after the output of a run that was requeued, preempted or lost its node."""
 RUNS = 1000
 """How many such lines are looked at, from the end; a user may print more of them."""
+NAMES = 100_000
+"""Names that are looked at in the folder of a flight recorder's dumps."""
+DUMPS = 8192
+SHARE = 0.6
+"""Of the time: after that no other dump is read."""
 
 
 def read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Reading | None:
@@ -67,7 +74,9 @@ def _read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Re
         raise TimeoutError("no time is left for it")
     slurm = replace(settings.slurm, timeout=min(settings.slurm.timeout, settings.joblog.timeout / 2))
     paths = output.paths(slurm, job)
-    if not paths:
+    flight = settings.joblog.flight
+    prefixes = output.filled(slurm, job, (flight,)) if flight and output.runs_here(job) else ()
+    if not paths and not prefixes:
         return None
     restart, started, ended = journal.one(
         "SELECT restart, started, ended FROM job WHERE job = ? AND ended IS NOT NULL ORDER BY ended DESC", job.job_id
@@ -76,7 +85,7 @@ def _read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Re
 
     def start(left: float) -> child.Completed:
         return child.told(
-            lambda: as_user(job, paths, settings.joblog, since, restart > 0, left), timeout=left, limit=ANSWER
+            lambda: as_user(job, paths, settings.joblog, since, restart > 0, left, prefixes), timeout=left, limit=ANSWER
         )
 
     done = lock.guarded(settings, journal, "joblog", deadline - time.monotonic(), start)
@@ -98,12 +107,22 @@ def _read(settings: Settings, journal: Journal, job: Job, deadline: float) -> Re
     return reading
 
 
-def as_user(job: Job, paths: Sequence[str], limits: JobLog, since: float, again: bool, seconds: float) -> bytes:
+def as_user(
+    job: Job,
+    paths: Sequence[str],
+    limits: JobLog,
+    since: float,
+    again: bool,
+    seconds: float,
+    prefixes: Sequence[str] = (),
+) -> bytes:
     """In the child: become the user, read, classify. The Reading as JSON, `null` without a log, or `{"error": …}`.
 
-    `since`: when the job began, 0 if not known; `again`: the job ran before, maybe with the same file.
+    `since`: when the job began, 0 if not known; `again`: the job ran before, maybe with the same file; `prefixes`: of
+    its flight recorder's dumps.
     """
     try:
+        until = time.monotonic() + SHARE * seconds
         from slurm_gpuhealth.logs import read as logs
 
         # Load what these need now: as the user we may be unable to enter Python's folder.
@@ -125,10 +144,12 @@ def as_user(job: Job, paths: Sequence[str], limits: JobLog, since: float, again:
                 continue
             except (OSError, NotALog) as error:
                 wrong = f"{path!r}: {error.strerror if isinstance(error, OSError) else error}"
-        if wrong and not parts:
+        dumps = read_dumps(prefixes, since, until) if prefixes else None
+        if wrong and not parts and not dumps:
             raise NotALog(wrong)
         text, starts = joined(parts)
-        said = to_dict(numbered(logs.read_text(text), starts)) if parts else None
+        reading = logs.read_text(text, output.hosts(job), dumps) if dumps else logs.read_text(text)
+        said = to_dict(numbered(reading, starts)) if parts or dumps else None
         return json.dumps(said, ensure_ascii=False).encode("utf-8", "replace")
     except NotALog as error:
         return json.dumps({"error": str(error)}).encode()
@@ -136,16 +157,46 @@ def as_user(job: Job, paths: Sequence[str], limits: JobLog, since: float, again:
         return json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
 
 
+def read_dumps(prefixes: Sequence[str], since: float, until: float) -> Dumps:
+    """The dumps `<prefix><rank>` that the user wrote after `since`, read until `until` (monotonic)."""
+    from slurm_gpuhealth.logs.flight import Dumps
+
+    dumps = Dumps()
+    for prefix in prefixes:
+        folder, _, stem = prefix.rpartition("/")
+        try:
+            with os.scandir(folder or "/") as there:
+                names = [one.name for one in islice(there, NAMES) if one.name.startswith(stem)]
+        except OSError:
+            continue
+        names = [name for name in names if re.fullmatch(r"\d{1,6}", name[len(stem) :])]
+        for name in sorted(names, key=lambda name: int(name[len(stem) :]))[:DUMPS]:
+            why = "no time was left for it" if time.monotonic() > until else _dump(f"{folder}/{name}", since, dumps)
+            if why:
+                dumps.unread[name] = why
+    return dumps
+
+
+def _dump(path: str, since: float, dumps: Dumps) -> str:
+    """Add one dump; or why not."""
+    try:
+        fd = opened(path)
+    except (OSError, NotALog) as error:
+        return str(error.strerror if isinstance(error, OSError) else error)
+    try:
+        found = os.fstat(fd)
+        if since and found.st_mtime < since - SKEW:  # an earlier job's
+            return ""
+        if found.st_uid != os.getuid():
+            return "another user wrote it"
+        return "" if dumps.take(path, fd, found.st_size) else "is no dump of PyTorch's flight recorder"
+    finally:
+        os.close(fd)
+
+
 def read_file(path: str, head: int, tail: int, since: float) -> list[Part]:
     """The first `head` and the last `tail` bytes of a regular file, and of nothing else."""
-    # O_PATH does not open the file itself: a device would notice that, and a FIFO would wait.
-    place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(place).st_mode):
-            raise NotALog("not a regular file" if not stat.S_ISLNK(os.fstat(place).st_mode) else "a symbolic link")
-        fd = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    finally:
-        os.close(place)
+    fd = opened(path)
     try:
         found = os.fstat(fd)
         if since and found.st_mtime < since - SKEW:
@@ -157,6 +208,18 @@ def read_file(path: str, head: int, tail: int, since: float) -> list[Part]:
         return [(1, _text(fd, 0, head)), (0, last.partition("\n")[2] or last)]  # it begins in the middle of a line
     finally:
         os.close(fd)
+
+
+def opened(path: str) -> int:
+    """A regular file, and nothing else, opened for reading. Raises NotALog or OSError."""
+    # O_PATH does not open the file itself: a device would notice that, and a FIFO would wait.
+    place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            raise NotALog("not a regular file" if not stat.S_ISLNK(os.fstat(place).st_mode) else "a symbolic link")
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
 
 
 def _text(fd: int, offset: int, length: int) -> str:

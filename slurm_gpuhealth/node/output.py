@@ -30,10 +30,20 @@ def paths(slurm: settings.Slurm, job: Job) -> tuple[str, ...]:
     paths are returned, and one of them is no file. Asks the controller once, if only it knows what the paths contain,
     as for Slurm's default name.
     """
-    if not job.batch or (job.num_nodes > 1 and first_host(job.nodes) != job.node):
+    if not runs_here(job):
         return ()
-    given = tuple(dict.fromkeys(one for one in (job.stderr or job.stdout, job.stdout) if one != os.devnull))
     # --error alone leaves the default name to stdout
+    given = dict.fromkeys(one for one in (job.stderr or job.stdout, job.stdout) if one != os.devnull)
+    return filled(slurm, job, tuple(given))
+
+
+def runs_here(job: Job) -> bool:
+    """Whether this is the node where a batch job's script ran."""
+    return job.batch and (job.num_nodes <= 1 or first_host(job.nodes) == job.node)
+
+
+def filled(slurm: settings.Slurm, job: Job, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The paths in `given` with their patterns replaced, "" by Slurm's default name."""
     wanted = {letter for path in given for _, letter in PATTERN.findall(path)} | ({"A"} if "" in given else set())
     array, task, name = str(job.job_id), "", ""
     if wanted & ASKED:
@@ -72,6 +82,17 @@ def expand(template: str, values: dict[str, str]) -> str:
         return text.zfill(min(int(found[1][:3]), WIDEST)) if wide else text
 
     return PATTERN.sub(value, template)
+
+
+def hosts(job: Job) -> tuple[str, ...]:
+    """The job's nodes in Slurm's order; none if their names have several ranges, `r[1-2]n[1-8]`."""
+    from slurm_gpuhealth.slurm.node import expand as expand_list
+
+    try:
+        names = () if re.search(r"\][^,]", job.nodes) else expand_list(job.nodes)
+    except ValueError:
+        return ()
+    return names if len(names) == job.num_nodes else ()
 
 
 def first_host(nodes: str) -> str:

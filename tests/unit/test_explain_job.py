@@ -162,6 +162,14 @@ def test_a_reading_that_is_none_is_left_out(ask):
     assert "Its log was not read" in ask("7").output
 
 
+def test_what_the_flight_recorder_says_is_for_who_may_read_the_log(ask):
+    said = {**READING, "flight": {"found": "absent"}, "evidence": ["rank 2 (n2) never entered all_reduce #21"]}
+    with open_store(ask.store).begin() as db:
+        db.execute(sql.update(schema.attempt).values(reading=json.dumps(said)))
+    assert "Its flight recorder: rank 2 (n2) never entered all_reduce #21." in ask("7").output
+    assert "never entered" not in ask("7", who="bob", level=b"None").output
+
+
 @pytest.mark.parametrize(("who", "may"), [("alice", True), ("bob", False), (None, True)])
 def test_a_fingerprint_has_words_of_the_log_and_is_for_who_may_read_that(ask, who, may):
     with open_store(ask.store).begin() as db:

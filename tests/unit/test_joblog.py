@@ -568,3 +568,91 @@ def test_the_longest_reading_fits():
     cited = Cited(1 << 52, "\x1b" * 500, 1 << 52, "h" * 255, 1, 1.0)
     most = Reading(cause=cited, collateral=(cited,) * 20, hosts=("h" * 255,) * 20, evidence=("\x1b" * 500,) * 20)
     assert len(json.dumps(to_dict(most), ensure_ascii=False)) < joblog.ANSWER
+
+
+# ---- the flight recorder's dumps
+
+
+REAL = Path(__file__).parents[1] / "corpus/flight/absent"
+
+
+def fly(settings, journal, home, prefix="fr/%j/rank_", **more):
+    """`joblog.read` of a job without a log, whose dumps are the real ones, as root's setting `prefix` finds them."""
+    folder = home / "fr/7"
+    folder.mkdir(parents=True)
+    for path in REAL.glob("*_[0-3]"):
+        put(folder / f"rank_{path.name[-1]}", path.read_bytes())
+    settings = replace(settings, joblog=JobLog(enabled=True, timeout=120.0, flight=f"{home}/{prefix}"))
+    return lambda log="no log": read(settings, journal, str(home / log), seconds=120.0, **more)
+
+
+@ROOT
+def test_dumps_are_found_by_the_sites_pattern_and_read_as_the_user(on, journal, home):
+    ask = fly(on, journal, home, nodes="n[1-2]", num_nodes=2)
+    (home / "fr").chmod(0o755)
+    (home / "fr/7").chmod(0o700)
+    os.chown(home / "fr/7", GAMES.pw_uid, GAMES.pw_gid)
+    reading = ask()
+    assert (reading.flight.found, reading.flight.ranks, reading.flight.hosts) == ("absent", (2,), ("n2",))
+    (text,) = journal.one("SELECT reading FROM joblog")
+    assert json.loads(text)["flight"]["op"] == "all_reduce"
+
+
+@ROOT
+def test_dumps_and_log_are_read_together(on, journal, home):
+    put(home / "log", "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=21)\n")
+    reading = fly(on, journal, home)("log")
+    assert (reading.cause.line, reading.rank, reading.flight.found) == (1, 2, "absent")
+
+
+@ROOT
+def test_only_regular_files_of_the_user_count_as_dumps(on, journal, home):
+    ask = fly(on, journal, home)
+    folder = home / "fr/7"
+    os.mkfifo(folder / "rank_4")
+    (folder / "rank_5").symlink_to("/etc/shadow")
+    (folder / "rank_6").symlink_to(folder / "rank_0")
+    (folder / "rank_7").symlink_to("/dev/zero")
+    put(folder / "rank_8", (REAL / "comm_lib_trace_rank_0").read_bytes(), OTHER, 0o644)
+    put(folder / "rank_9", "root:x:0:0\n")
+    (folder / "rank_10").mkdir()
+    with open(put(folder / "rank_11", b"\x80\x02"), "r+b") as endless:
+        endless.truncate(1 << 40)
+    put(folder / "rank_12", b"\x80\x02cos\nsystem\n(X\x04\x00\x00\x00true\x85R.")
+    put(folder / "rank_0.bak", b"\x80\x02")
+    found = ask().flight
+    assert (found.dumps, found.ranks) == (4, (2,))
+    assert found.unread == (
+        "rank_4: not a regular file",
+        "rank_5: a symbolic link",
+        "rank_6: a symbolic link",
+        "rank_7: a symbolic link",
+        "rank_8: another user wrote it",
+        "rank_9: is no dump of PyTorch's flight recorder",
+        "rank_10: not a regular file",
+        "rank_11: has 1048576 MiB; a dump has 16 MiB at most",
+    )
+
+
+@ROOT
+def test_dumps_of_an_earlier_job_do_not_count(on, journal, home):
+    ask = fly(on, journal, home)
+    for path in (home / "fr/7").iterdir():
+        os.utime(path, (time.time() - 7 * 86400,) * 2)
+    jobs.started(journal, job(), [], time.time() - 3600)
+    jobs.ended(journal, job(), "exit 1", time.time())
+    assert ask() is None
+
+
+@ROOT
+def test_dumps_end_with_the_time_that_they_may_take(on, journal, home, monkeypatch):
+    ask = fly(on, journal, home)
+    monkeypatch.setattr(joblog, "SHARE", 0.0)
+    assert "no time was left for it" in ask().flight.unread[0]
+
+
+@ROOT
+def test_without_the_setting_no_dump_is_looked_for(on, journal, home, monkeypatch):
+    fly(on, journal, home)
+    monkeypatch.setattr(joblog, "read_dumps", None)
+    assert read(on, journal, str(home / "no log")) is None

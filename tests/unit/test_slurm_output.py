@@ -114,3 +114,19 @@ def test_a_job_without_output_option_is_a_batch_job_too():
     job = environment.read({**given, "SLURM_JOB_STDIN": "/dev/null"})
     assert (job.batch, job.stdout, job.stderr, job.work_dir) == (True, "", "", "/w")
     assert not environment.read(given).batch
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count", "hosts"),
+    [
+        ("n[08-10],m2", 4, ("n08", "n09", "n10", "m2")), ("n1", 1, ("n1",)), ("n[1-3]", 2, ()), ("n[1-", 1, ()),
+        ("r[1-2]n[3-4]", 4, ()), ("n[1-99999]", 99999, ()),
+    ],
+)  # fmt: skip
+def test_a_jobs_nodes_in_slurms_order_or_none(nodes, count, hosts):
+    assert output.hosts(Job(12, "n1", nodes=nodes, num_nodes=count)) == hosts
+
+
+def test_the_sites_pattern_of_dumps_is_filled_in_as_slurm_does(asked):
+    given = {"user": "games", "uid": 5, "batch": True, "nodes": "n1"}
+    assert output.filled(SLURM, Job(12, "n1", **given), ("/fr/%u/%j/rank_",)) == ("/fr/games/12/rank_",)
