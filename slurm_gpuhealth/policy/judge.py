@@ -34,6 +34,7 @@ SOURCE_OF = {  # a finding's source → the key of [sources] that governs it
     "ib": "infiniband",
     "host": "host",
     "leftover": "leftovers",
+    "tool": "tools",
 }
 
 
