@@ -35,6 +35,7 @@ SOURCE_OF = {  # a finding's source → the key of [sources] that governs it
     "host": "host",
     "leftover": "leftovers",
     "tool": "tools",
+    "gpu": "tools",
 }
 
 

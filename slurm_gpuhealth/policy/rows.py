@@ -47,6 +47,7 @@ DETAILS: dict[str, tuple[str, ...]] = {
     "leftover": ("mhz", "milliwatts", "mode", "pid", "process", "reasons", "uid"),
     "site": ("check", "gpu", "says"),
     "tool": ("outcome",),
+    "gpu": ("figure", "unit", "value", "median"),
 }
 """A finding's source → the names of its details, which `when` may ask for."""
 

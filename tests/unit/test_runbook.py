@@ -126,7 +126,7 @@ def test_the_enumeration_sees_codes_of_every_source():
     keys = emitted()
     assert {key.partition(":")[0] for key in keys} == {
         *("xid", "sxid", "aer", "nvrm", "nvml", "driver", "inventory", "dcgm", "dcgm-health", "ib", "host", "site"),
-        *("kernel", "leftover", "tool"),
+        *("kernel", "leftover", "tool", "gpu"),
     }
     assert {
         *("nvml:lost", "nvml:ecc", "nvml:thermal", "nvml:remap-fail", "nvml:nvlink", "driver:hung", "driver:mismatch"),
