@@ -8,6 +8,7 @@ are both worse than that crowd's median by more than the spread explains.
 
 from __future__ import annotations
 
+from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -63,21 +64,20 @@ class Slow(NamedTuple):
 
 
 class Crowd(NamedTuple):
-    values: tuple[float, ...]
-    """Ascending; more is better."""
-    nodes: tuple[str, ...]
-    """Of each value."""
+    """Values that lie together; more is better."""
+
+    best: float
+    middle: float
+    least: float
+    """Below it a GPU is slow."""
+    size: int
+    gpus: Counter[str]
+    """How many GPUs of each node are in it."""
 
     def counts_for(self, node: str) -> bool:
         """Whether it is large enough to judge a GPU of this node."""
-        others = [one for one in self.nodes if one != node]
-        return len(others) >= LEAST_GPUS and len(set(others)) >= LEAST_NODES
-
-    def bound(self) -> tuple[float, float]:
-        """The median, and the value below which a GPU is slow."""
-        middle = median(self.values)
-        spread = median(abs(value - middle) for value in self.values)
-        return middle, middle - max(LEAST * middle, SPREAD * spread)
+        here = self.gpus[node]
+        return self.size - here >= LEAST_GPUS and len(self.gpus) - bool(here) >= LEAST_NODES
 
 
 def compare(figures: Iterable[Measured]) -> list[Slow]:
@@ -100,13 +100,11 @@ def _slow(gpus: Sequence[Sequence[Measured]]) -> Iterator[Slow]:
         last = history[-1]
         if len(history) < 2 or history[0].time == last.time:
             continue
-        crowd = _reference(_good(last), [one for one in crowds if one.counts_for(last.node)])
-        if crowd is None:
-            continue
-        middle, least = crowd.bound()
-        if all(_good(one) < least for one in history):
+        # Its own crowd, else the next better one.
+        crowd = next((one for one in crowds if _good(last) <= one.best and one.counts_for(last.node)), None)
+        if crowd and all(_good(one) < crowd.least for one in history):
             size = MORE.get(last.unit) or LESS[last.unit]
-            shown = middle / size if last.unit in MORE else 1 / middle / size
+            shown = crowd.middle / size if last.unit in MORE else 1 / crowd.middle / size
             yield Slow(*last[:7], shown, last.time)
 
 
@@ -122,9 +120,10 @@ def _crowds(values: Sequence[tuple[float, str]]) -> list[Crowd]:
         if not parts or value > parts[-1][-1][0] * (1 + GAP):
             parts.append([])
         parts[-1].append((value, node))
-    return [Crowd(tuple(value for value, _ in part), tuple(node for _, node in part)) for part in parts]
+    return [_crowd([value for value, _ in part], Counter(node for _, node in part)) for part in parts]
 
 
-def _reference(value: float, crowds: Sequence[Crowd]) -> Crowd | None:
-    """The crowd that a value belongs to, else the next better one."""
-    return next((one for one in crowds if value <= one.values[-1]), None)
+def _crowd(values: Sequence[float], gpus: Counter[str]) -> Crowd:
+    middle = median(values)
+    spread = median(abs(value - middle) for value in values)
+    return Crowd(values[-1], middle, middle - max(LEAST * middle, SPREAD * spread), len(values), gpus)

@@ -160,6 +160,7 @@ def test_a_journal_of_an_older_version_gets_an_outbox_and_keeps_its_rows(setting
     assert journal.one("PRAGMA user_version") == (VERSION,)
     assert journal.one("SELECT count(*) FROM finding") == (1,)
     assert journal.get("a") == (1, "b")
+    assert journal.one("SELECT value FROM state WHERE name = 'a'")[0] == seal("a", (1, "b"))
     for statement in journal_schema.refill():
         journal.write(statement)
     assert waiting(journal) == [("finding", 1, 1000000)]

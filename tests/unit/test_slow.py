@@ -1,6 +1,7 @@
 """Which GPUs are slow by the figures of their fleet."""
 
 import random
+import time
 
 import pytest
 
@@ -67,6 +68,11 @@ def test_a_slow_gpu_that_was_repaired_is_slow_no_more():
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 8), (5, 8), (8, 1), (3, 8)])
 def test_a_tiny_fleet_tells_nothing(nodes, gpus):
     assert slow(changed(fleet(nodes=nodes, gpus=gpus), node="n0", gpu=0)) == []
+
+
+def test_the_gpus_of_its_own_node_do_not_make_the_fleet_large_enough():
+    figures = fleet(nodes=1) + fleet(nodes=5, gpus=1, first=1)
+    assert slow(changed(figures, node="n0", gpu=0)) == []
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(6, 2), (9, 1)])
@@ -138,6 +144,16 @@ def test_a_nodes_own_figure_is_compared_by_node():
     figures = [one._replace(uuid="", gpu=None, name="nccl") for one in fleet(nodes=20, gpus=1)]
     bad = [one._replace(value=20.0) if one.node == "n3" else one for one in figures]
     assert slow(bad) == [("n3", None, -62)]
+
+
+def test_a_large_fleet_is_compared_in_seconds():
+    figures = fleet(nodes=500, gpus=8)
+    begin = time.process_time()
+    sorted(figures * 10, key=lambda one: (one.value, one.node))
+    usual = time.process_time() - begin
+    begin = time.process_time()
+    compare(figures)
+    assert time.process_time() - begin < 20 * usual
 
 
 def test_the_worst_comes_first():
