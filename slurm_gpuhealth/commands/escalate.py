@@ -77,11 +77,11 @@ def command(
         f"L{level or (1 if tests else 3)}",
         f"L{through}" if through else "",
         gpu,
-        _who(text),
+        who(text),
         take_over,
         tests=tests,
     )
-    ends = _run(settings, _names(settings, node or own), request, _Screen(), here, no_wait)
+    ends = run(settings, hostlist(settings, node or own), request, Screen(), here, no_wait)
     _print(settings, own, ends, as_json)
     raise SystemExit(max(ends, key=lambda one: WORST.index(one.outcome)).exit)
 
@@ -97,7 +97,7 @@ def main() -> None:
         sys.exit(130)
 
 
-class _Screen:
+class Screen:
     """Progress on stderr: a line for each event, and on a terminal a last line that is rewritten."""
 
     def __init__(self) -> None:
@@ -117,8 +117,8 @@ class _Screen:
             click.echo("\r\x1b[K" + common.safe(text)[:width], nl=False, err=True)
 
 
-def _run(
-    settings: Settings, names: Sequence[str], request: Request, screen: _Screen, here: bool, no_wait: bool
+def run(
+    settings: Settings, names: Sequence[str], request: Request, screen: Screen, here: bool, no_wait: bool
 ) -> list[End]:
     """Ask and follow; returns one End for each node. Exits with 130 on Ctrl-C."""
     began = time.time()
@@ -157,7 +157,7 @@ def _ask(
     request: Request,
     before: dict[str, NodeRecord],
     ends: dict[str, End],
-    screen: _Screen,
+    screen: Screen,
 ) -> None:
     """Ask each node. A node that was asked goes to `before`, any other to `ends`."""
     try:
@@ -241,7 +241,7 @@ def _tests(settings: Settings, text: str, gpu: int | None) -> str:
     return joined
 
 
-def _names(settings: Settings, text: str) -> list[str]:
+def hostlist(settings: Settings, text: str) -> list[str]:
     """The nodes of a name or hostlist."""
     if not set("[,").intersection(text):
         return [text]
@@ -254,7 +254,7 @@ def _names(settings: Settings, text: str) -> list[str]:
     return names
 
 
-def _who(text: str | None) -> str:
+def who(text: str | None) -> str:
     """Who asks, and why: the reason shows it as `by=`."""
     import pwd
 

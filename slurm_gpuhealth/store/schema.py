@@ -278,6 +278,13 @@ suspicion = Table(
 )
 state = Table("state", metadata, _text("kind", key=True), _text("key", key=True), _text("data"))
 cursor = Table("cursor", metadata, _text("name", key=True), _text("value"))
+certificate = Table(  # what gpuhealth accept found
+    "certificate",
+    metadata,
+    Column("node", Text, primary_key=True),
+    Column("time", Float, primary_key=True),
+    _text("data"),
+)
 action = Table(
     "action",
     metadata,
