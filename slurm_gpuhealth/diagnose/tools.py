@@ -141,7 +141,8 @@ def _once(test: Test, argv: list[str], env: Mapping[str, str], timeout: float, s
 def read(test: Test, done: Completed, timeout: float) -> Ran:
     """What the program's end and output mean, before the limits."""
     text = done.stdout.decode("utf-8", "replace")
-    said = " ".join((done.stderr.decode("utf-8", "replace") or text[-400:]).split())[-200:]
+    last = done.stderr.decode("utf-8", "replace") or text[-400:]
+    said = " ".join("".join(c if c.isprintable() else " " for c in last).split())[-200:]
     if done.timed_out:
         return Ran(test, "untested", f"did not end within {timeout:.0f} s and was stopped")
     if done.rc in (126, 127):
@@ -175,7 +176,8 @@ def _judged(ran: Ran, model: str, gpus: int, limits: Sequence[Limit]) -> Ran:
 
 def limit(figure: Figure, test: Test, model: str, gpus: int, limits: Iterable[Limit]) -> tuple[float, float, str]:
     """At least, at most (0: none), and where they come from."""
-    if figure.name == test.name and (test.at_least or test.at_most):
+    own = figure.name == test.name or any("{device}" in word for word in test.command)
+    if own and (test.at_least or test.at_most):
         return test.at_least, test.at_most, ""
     for one in limits:
         fits = fnmatchcase(figure.name, one.figure) and fnmatchcase(model, one.gpu) and one.gpus in (0, gpus)

@@ -196,6 +196,12 @@ def test_the_test_of_a_pair_of_ports_goes_from_each_port_to_the_next(settings, j
     assert [name for name, _ in figures(journal)] == ["ib-write.mlx5_0/1", "ib-write.mlx5_1/1"]
 
 
+def test_a_limit_of_the_test_itself_counts_for_each_port(settings, journal):
+    tests = tuple(replace(one, at_least=395.0) if one.name == "ib-write" else one for one in settings.test)
+    (ran,) = node_tools.run(replace(settings, test=tests), journal, "L1", "ib-write")
+    assert (ran.outcome, ran.message) == ("slow", "ib-write.mlx5_0/1 391.2 Gb/s, at least 395 expected")
+
+
 def test_which_tests_are_due(settings):
     def names(rung, asked="", model="NVIDIA H100 80GB HBM3", gpus=8, settings=settings):
         return [one.name for one in tools.chosen(settings, rung, asked, model, gpus)]
@@ -230,6 +236,7 @@ SITE = config.Test(
         ({"command": ("/bin/sh", "-c", "echo no disk; exit 2")}, "failed"),
         ({"command": ("/bin/sh", "-c", "echo no disk; exit 3")}, "untested"),
         ({"command": ("/bin/sh", "-c", "kill -9 $$")}, "untested"),
+        ({"command": ("/bin/sh", "-c", "printf '\\033[2J'; exit 1")}, "failed"),
     ],
 )
 def test_a_sites_own_test(settings, journal, changes, outcome):
@@ -237,6 +244,7 @@ def test_a_sites_own_test(settings, journal, changes, outcome):
     (ran,) = node_tools.run(settings, journal, "L1")
     assert ran.outcome == outcome
     assert len(findings(journal)) == (outcome in tools.BAD)
+    assert all(one.message.isprintable() for one in findings(journal))
 
 
 def test_the_first_limit_that_meets_figure_model_count_and_unit_counts():
