@@ -198,7 +198,7 @@ def boots(world, node, step=0):
 def asks_again(world, node, step=0):
     """`gpuhealth-escalate`, run on an admin's host, for a node that we hold."""
     if node.record.ours:
-        request = ask.Request("L3", by="alice")
+        request = ask.Request("L3", by="alice", tests="nccl")
         with contextlib.suppress(ask.Unchanged, control.SlurmError):
             ask.ask(node.settings, node.name, request, [], len(world.nodes), world.now)
 

@@ -36,8 +36,9 @@ WORST = ("fit", "asked", "not testable", "not run", "not fit")
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("node", required=False)
-@click.option("--level", type=click.Choice(["3", "4"]), default="3", help="DCGM run level [default: 3].")
+@click.option("--level", type=click.Choice(["3", "4"]), help="DCGM run level [default: 3; with --test: 1].")
 @click.option("--through", type=click.Choice(["4"]), help="Test up to this level even if nothing is found.")
+@click.option("--test", "names", metavar="NAMES", help="Tests of other tools: nccl,nvbandwidth,... or all.")
 @click.option("--gpu", type=click.IntRange(0, 9999), metavar="N", help="Only this GPU (its index in nvidia-smi).")
 @click.option("--reason", "text", metavar="TEXT", help="Shown after your name in the node's reason.")
 @click.option("--take-over", is_flag=True, help="Also test a node that an admin drained; then put the drain back.")
@@ -46,8 +47,9 @@ WORST = ("fit", "asked", "not testable", "not run", "not fit")
 @click.option("--json", "as_json", is_flag=True, help="At the end, one JSON object per node.")
 def command(
     node: str | None,
-    level: str,
+    level: str | None,
     through: str | None,
+    names: str | None,
     gpu: int | None,
     text: str | None,
     take_over: bool,
@@ -70,8 +72,16 @@ def command(
         raise click.UsageError(f"--here is for root, and for this node only: {own} (or set SLURMD_NODENAME)")
     settings, problems = settings_or_defaults(own)
     tell(problems)
-    request = asking.Request(f"L{level}", f"L{through}" if through else "", gpu, _who(text), take_over)
-    ends = _run(settings, _names(settings, node or own), request, _Screen(), here, no_wait)
+    tests = _tests(settings, names or "", gpu)
+    request = asking.Request(
+        f"L{level or (1 if tests else 3)}",
+        f"L{through}" if through else "",
+        gpu,
+        who(text),
+        take_over,
+        tests=tests,
+    )
+    ends = run(settings, hostlist(settings, node or own), request, Screen(), here, no_wait)
     _print(settings, own, ends, as_json)
     raise SystemExit(max(ends, key=lambda one: WORST.index(one.outcome)).exit)
 
@@ -87,7 +97,7 @@ def main() -> None:
         sys.exit(130)
 
 
-class _Screen:
+class Screen:
     """Progress on stderr: a line for each event, and on a terminal a last line that is rewritten."""
 
     def __init__(self) -> None:
@@ -107,8 +117,8 @@ class _Screen:
             click.echo("\r\x1b[K" + common.safe(text)[:width], nl=False, err=True)
 
 
-def _run(
-    settings: Settings, names: Sequence[str], request: Request, screen: _Screen, here: bool, no_wait: bool
+def run(
+    settings: Settings, names: Sequence[str], request: Request, screen: Screen, here: bool, no_wait: bool
 ) -> list[End]:
     """Ask and follow; returns one End for each node. Exits with 130 on Ctrl-C."""
     began = time.time()
@@ -147,7 +157,7 @@ def _ask(
     request: Request,
     before: dict[str, NodeRecord],
     ends: dict[str, End],
-    screen: _Screen,
+    screen: Screen,
 ) -> None:
     """Ask each node. A node that was asked goes to `before`, any other to `ends`."""
     try:
@@ -212,7 +222,26 @@ def _fill(step: str, names: Mapping[str, object]) -> str:
     return re.sub(r"\b[A-Z]+\b", lambda word: word[0] if names.get(word[0]) is None else str(names[word[0]]), step)
 
 
-def _names(settings: Settings, text: str) -> list[str]:
+def _tests(settings: Settings, text: str, gpu: int | None) -> str:
+    """The names of --test as the reason has them. A node may have tests that this host does not know."""
+    from slurm_gpuhealth.diagnose import tools
+
+    names = list(dict.fromkeys(one for one in text.replace(" ", ",").split(",") if one))
+    if not names and text:
+        raise click.UsageError("--test: which tests?")
+    if names and gpu is not None:
+        raise click.UsageError("--test runs on all GPUs: leave out --gpu")
+    unknown = tools.unknown(settings, ",".join(names)) if settings.test else []  # none: our configuration is broken
+    if unknown or not reasons.TESTS.issuperset("".join(names)):
+        known = ", ".join(dict.fromkeys(test.name for test in settings.test))
+        raise click.UsageError(f"--test: {(unknown or names)[0]!r} is no [[test]] here; known: {known}, all")
+    joined = ",".join(names)
+    if len(joined) > reasons.MAX_TESTS:
+        raise click.UsageError(f"--test: the node's reason has room for {reasons.MAX_TESTS} characters; ask for all")
+    return joined
+
+
+def hostlist(settings: Settings, text: str) -> list[str]:
     """The nodes of a name or hostlist."""
     if not set("[,").intersection(text):
         return [text]
@@ -225,7 +254,7 @@ def _names(settings: Settings, text: str) -> list[str]:
     return names
 
 
-def _who(text: str | None) -> str:
+def who(text: str | None) -> str:
     """Who asks, and why: the reason shows it as `by=`."""
     import pwd
 

@@ -20,6 +20,7 @@ COMMANDS = {  # name of the command and of its module here (`import_` for a Pyth
     "resume": "Give back a node that gpuhealth drained.",
     "undrain": "Give back many nodes at once, and acknowledge the fault.",
     "ladder": "Where held nodes stand, and each step; cancel a test.",
+    "accept": "Have new nodes prove themselves: level 4, all tests, a certificate.",
     "explain": "What a job died of, from its number or its log alone.",
     "jobs": "The failed jobs, and what they died of.",
     "lemons": "The nodes on which more jobs die than on their peers.",

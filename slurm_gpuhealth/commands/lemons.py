@@ -37,8 +37,8 @@ UNKNOWN = "several nodes (no common place is known)"
 def lemons(node: str, above: float, as_json: bool) -> None:
     """Rank nodes by suspicion, as of the last gpuhealth correlate: failures seen and expected, and what is due.
 
-    Below them, places (a rack, a PDU, a leaf switch) at which several nodes had hard events at once, and nodes whose
-    many failures can't be judged, as no other node runs such jobs.
+    Below them, places (a rack, a PDU, a leaf switch) at which several nodes had hard events at once, nodes whose many
+    failures can't be judged, as no other node runs such jobs, and GPUs that are slower than the same model elsewhere.
     """
     from slurm_gpuhealth.store import judged
 
@@ -48,9 +48,10 @@ def lemons(node: str, above: float, as_json: bool) -> None:
         gpus = {one.node: _gpu(one, judged.gpu_index(db, one.node, words.gpu(one.gpus))) for one in found}
         places = json.loads(judged.get_cursor(db, "places") or "[]")
         suspects = {one.node for one in found}
+        slow = json.loads(judged.get_cursor(db, "slow") or "[]")
         untold = [one for one in json.loads(judged.get_cursor(db, "untold") or "[]") if one["node"] not in suspects]
     if as_json:
-        for row in (*(one._asdict() for one in found), *places, *untold):
+        for row in (*(one._asdict() for one in found), *places, *untold, *slow):
             click.echo(json.dumps(row))
         return
     records = _records(node)
@@ -64,6 +65,9 @@ def lemons(node: str, above: float, as_json: bool) -> None:
     if untold:
         click.echo()
         _show_untold(untold)
+    if slow:
+        click.echo()
+        _show_slow(slow)
 
 
 def _gpu(one: Suspicion, index: int | None) -> str:
@@ -136,6 +140,23 @@ def _show_untold(rows: Sequence[Mapping[str, Any]]) -> None:
     )
     click.echo(
         "No other node runs such jobs: it may be the node or its users. To test the node: gpuhealth-escalate NODE"
+    )
+
+
+def _show_slow(rows: Sequence[Mapping[str, Any]]) -> None:
+    common.table(
+        ("SLOW", "GPU", "MODEL", "FIGURE", "VALUE", "FLEET", "DIFFERS", "LAST TEST"),
+        [
+            (
+                *(one["node"], "-" if one["gpu"] is None else one["gpu"], one["model"], one["name"]),
+                *(f"{one['value']:.4g} {one['unit']}", f"{one['median']:.4g}", f"{one['percent']:+d} %"),
+                common.utc(one["time"]),
+            )
+            for one in rows
+        ],
+    )
+    click.echo(
+        "Twice in a row slower than the same model elsewhere. To test again: gpuhealth-escalate NODE --through 4"
     )
 
 

@@ -126,6 +126,7 @@ def _codes_of(ours: dict[str, Any], settings: Settings) -> list[Code]:
     if re.fullmatch(r"S?Xid\d+", fact):
         return runbook.codes(fact)
     sites = [f"site:{one.name}" for one in settings.check.command if reasons.fact("site", one.name) == fact]
+    sites += [f"tool:{one}" for one in {test.name for test in settings.test} if reasons.fact("tool", one) == fact]
     found = [runbook.of_key(key) for key in (*runbook.of_fact(fact), *sites)]
     if ours.get("rung", "")[:1] == "L" and ours.get("state") == "fail":
         found = [one for one in found if one.source == "dcgm"] or found or [runbook.of_key(f"dcgm:{fact}")]

@@ -10,7 +10,7 @@ import re
 import sys
 
 from slurm_gpuhealth.config.kinds import CHECKS, Wrong, compare, scalar
-from slurm_gpuhealth.config.settings import POLICY_PATH, ROWS, ConfigError, Problem, Settings
+from slurm_gpuhealth.config.settings import POLICY_PATH, ROWS, TOOLS_PATH, ConfigError, Problem, Settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,15 +30,27 @@ SIZE_LIMIT = 1 << 20
 
 
 def parse(path: str) -> dict[str, Any]:
-    """The checked content of `path`, the built-in policy after the site's rows; raises ConfigError."""
+    """The checked content of `path`, with the built-in rows after the site's; raises ConfigError."""
     data, _ = _checked(path)
-    return {**data, "policy": data.get("policy", ()) + built_in()}
+    tools = _checked(TOOLS_PATH)[0]
+    return {
+        **data,
+        "policy": data.get("policy", ()) + built_in(),
+        "test": tests(data.get("test", ()), tools["test"]),
+        "limit": data.get("limit", ()) + tools["limit"],
+    }
 
 
 def built_in() -> tuple[dict[str, Any], ...]:
     """The rows of the built-in policy."""
     rows: tuple[dict[str, Any], ...] = _checked(POLICY_PATH)[0]["policy"]
     return rows
+
+
+def tests(own: tuple[dict[str, Any], ...], known: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    """The site's rows, then the built-in ones. A row with a built-in row's name replaces the keys that it gives."""
+    named = {row["name"]: row for row in known}
+    return tuple({**named.get(row["name"], {}), **row} for row in own) + known
 
 
 def parse_with_lines(path: str) -> tuple[dict[str, Any], dict[Path, int]]:

@@ -21,6 +21,8 @@ TESTS = (
     *("cpu_eud", "diagnostic", "eud", "memory", "memory_bandwidth", "memtest", "nccl_tests", "nvbandwidth", "pcie"),
     *("pulse_test", "sm_stress", "targeted_power", "targeted_stress"),
 )
+TOOLS = ("nccl", "nccl-net", "nvbandwidth", "ib-write", "ib-lat", "gpu-burn")
+"""The built-in tests of other tools (diagnose/tools.toml)."""
 RANGE = r"\d{1,9}(?:-\d{1,9})?"
 HOSTS = rf"[A-Za-z0-9_](?:[\w.-]|\[{RANGE}(?:,{RANGE})*\])*"
 MOST_HOSTS = 65536  # as Slurm's MAX_SLURM_NODES
@@ -170,6 +172,15 @@ def _hostlist(value: str) -> None:
             raise Wrong(f"ranges that go up, over at most {MOST_HOSTS} nodes")
 
 
+def _one_group(value: str) -> None:
+    try:
+        groups = re.compile(value).groups if value else 1
+    except re.error as error:
+        raise Wrong(f"a regular expression ({error})") from None
+    if groups != 1:
+        raise Wrong("a regular expression with one group, the figure")
+
+
 _parameters = _like(
     r"|[a-z][a-z0-9_]*(\.\w+)+=[^;\s]+(;[a-z][a-z0-9_]*(\.\w+)+=[^;\s]+)*",
     'parameters as for dcgmi -p, "memory.is_allowed=True;pcie.is_allowed=True"',
@@ -256,6 +267,13 @@ CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
     },
     ("Place", "name"): _like(r"\S(.{0,62}\S)?", 'a name of up to 64 characters, "rack r7"'),
     ("Place", "nodes"): _hostlist,
+    ("Test", "name"): _like(r"[A-Za-z0-9][\w-]{0,31}", "up to 32 letters, digits, '_' and '-'"),
+    ("Test", "environment"): _like(r"[A-Za-z_]\w*=.*", "NAME=value"),
+    ("Test", "pattern"): _one_group,
+    ("Test", "timeout"): _between(1, DAY, "1s to 1d"),
+    ("Test", "gpu"): _like(r"\S.*", 'a GPU model as `nvidia-smi -L` names it, "*H100*"'),
+    ("Limit", "figure"): _like(r"\S+", 'a figure, "nccl" or "nvbandwidth.*"'),
+    ("Limit", "gpu"): _like(r"\S.*", 'a GPU model as `nvidia-smi -L` names it, "*H100*"'),
     ("Row", "finding"): _like(r"\*|[a-z*?][a-z0-9*?-]*:\S+", 'SOURCE:CODE, "xid:79", with * and ? as in file names'),
     ("Row", "rung"): _like("|".join(("", *RUNGS)), " or ".join(f'"{one}"' for one in RUNGS)),
     ("Row", "passed"): _like("|".join(("", *RUNGS)), " or ".join(f'"{one}"' for one in RUNGS)),
@@ -295,6 +313,14 @@ def compare(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]
     yield from _compare_dcgm({**Settings.dcgm.__dict__, **data.get("dcgm", {})})
     yield from _compare_ladder(data, keep)
     yield from _compare_suspicion(data.get("suspicion", {}))
+    for index, row in enumerate(data.get("test", ())):
+        if row["name"] not in TOOLS and not row.get("command"):
+            yield ("test", index, "name"), f"no built-in test has this name ({', '.join(TOOLS)}), so it needs `command`"
+        if row["name"] not in TOOLS and row.get("reads", "pattern") == "pattern" and not row.get("pattern"):
+            yield (
+                ("test", index, "name"),
+                "needs `pattern`, or `reads` with the tool's name: otherwise it has no figure",
+            )
     for index, row in enumerate(data.get("policy", ())):
         row = {"rung": "", "passed": "", "failed": "", "times": 1, "distinct": "", "window": DAY, **row}
         if row["rung"] and row["severity"] != "fault":

@@ -15,7 +15,7 @@ import sys
 import time
 import zlib
 
-from slurm_gpuhealth.config.settings import POLICY_PATH, ROWS, ConfigError, Problem, Settings
+from slurm_gpuhealth.config.settings import POLICY_PATH, ROWS, TOOLS_PATH, ConfigError, Problem, Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PATH = "/etc/gpuhealth/gpuhealth.toml"
 HERE = os.path.dirname(__file__)
-CODE = (POLICY_PATH, *(os.path.join(HERE, one) for one in ("settings.py", "check.py", "kinds.py")))
+CODE = (POLICY_PATH, TOOLS_PATH, *(os.path.join(HERE, one) for one in ("settings.py", "check.py", "kinds.py")))
 NODE_KINDS = ("File", "tuple[File, ...]", "Address")  # kinds in which `{node}` stands for the node's name
 CACHE_LIMIT = 4 << 20
 SETTLED = 2.0

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 POLICY_PATH = os.path.join(os.path.dirname(os.path.dirname(__file__)), "policy", "policy.toml")
 """The built-in policy."""
+TOOLS_PATH = os.path.join(os.path.dirname(os.path.dirname(__file__)), "diagnose", "tools.toml")
+"""The built-in tests of other tools, and their limits."""
 
 
 @frozen
@@ -71,6 +73,7 @@ class Sources:
     infiniband: SourceMode = "shadow"
     host: SourceMode = "shadow"
     leftovers: SourceMode = "shadow"
+    tools: SourceMode = "shadow"
 
 
 @frozen
@@ -347,6 +350,52 @@ class Place:
 
 
 @frozen
+class Test:
+    """One `[[test]]`: another tool's test, which the ladder runs on an idle node after DCGM's level."""
+
+    name: str
+    command: Argv = ()
+    """`{gpus}`: how many are tested; `{device}`, `{port}`: of an InfiniBand or RoCE port that is up, once for each."""
+    environment: tuple[str, ...] = ()
+    """`NAME=value`."""
+    reads: Literal["pattern", "nccl", "nvbandwidth", "perftest", "gpu-burn"] = "pattern"
+    """Who wrote the output."""
+    pattern: str = ""
+    """With `reads = "pattern"`: a regular expression with one group, the figure; the last match counts."""
+    unit: str = ""
+    at_least: Number = 0.0
+    at_most: Number = 0.0
+    """0: no limit."""
+    rung: Literal["asked", "L1", "L2", "L3", "L4"] = "L4"
+    """`asked`: only if somebody asks for it."""
+    fails: bool = False
+    """Whether the rung fails if this test fails or a figure is beyond its limit."""
+    timeout: Seconds = 600.0
+    gpu: str = "*"
+    """As in `Model`."""
+    gpus: int = 1
+    """It needs at least so many."""
+    server: bool = False
+    """Start it as server on one port, and with the server's address as client on the next port."""
+
+
+@frozen
+class Limit:
+    """One `[[limit]]`: what a figure of a GPU model must be."""
+
+    figure: str
+    """`nvbandwidth.*`, with `*` and `?` as in file names."""
+    gpu: str
+    """As in `Model`."""
+    gpus: int = 0
+    """Only on nodes with so many GPUs; 0: any."""
+    at_least: Number = 0.0
+    at_most: Number = 0.0
+    unit: str = ""
+    source: str = ""
+
+
+@frozen
 class Row:
     """One row of the policy table: which finding, how bad, which rung."""
 
@@ -395,6 +444,9 @@ class Settings:
     correlate: Correlate = Correlate()
     suspicion: Suspicion = Suspicion()
     place: tuple[Place, ...] = ()
+    test: tuple[Test, ...] = ()
+    """The site's, then the built-in ones; the first of a name that meets the node's GPU model counts."""
+    limit: tuple[Limit, ...] = ()
     policy: tuple[Row, ...] = ()
     """The site's rows first, then the built-in ones; the first that matches decides."""
 
@@ -402,9 +454,11 @@ class Settings:
 ROWS: dict[str, type] = {  # a list of tables, by the field's annotation
     "tuple[Command, ...]": Command,
     "tuple[DcgmModel, ...]": DcgmModel,
+    "tuple[Limit, ...]": Limit,
     "tuple[Model, ...]": Model,
     "tuple[Place, ...]": Place,
     "tuple[Row, ...]": Row,
+    "tuple[Test, ...]": Test,
 }
 
 

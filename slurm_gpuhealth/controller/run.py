@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sql
 
-from slurm_gpuhealth.controller import accounting, action_log, actions, ingest
+from slurm_gpuhealth.controller import accounting, action_log, actions, ingest, slow
 from slurm_gpuhealth.correlate import cases, context, place
 from slurm_gpuhealth.correlate.engine import Correlator
 from slurm_gpuhealth.correlate.state import AppState, Case, FleetState, Incident, NodeState, Record, State
@@ -82,6 +82,7 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
     unacted = _begin_to_act(engine, now) if act else ""
     anew = _begin_anew(engine)
     verdicts, again, suspects = judge(engine, settings, leaves, now)
+    behind = slow.look(engine, now)
     with engine.begin() as db:
         due = abs(now - float(judged.get_cursor(db, "pruned") or 0)) > 86400
         if due:
@@ -100,6 +101,8 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
             trouble.append(f"the store has jobs of several clusters ({', '.join(clusters)}): no action is taken")
         else:
             actions.after(action_log.Act(settings, engine, now), list(latest.values()), suspects)
+            if settings.mode == "enforce" and settings.sources.tools != "off":
+                slow.tell(engine, settings, behind)
         with engine.begin() as db:
             judged.put_cursor(db, "unacted", "")
     return Done(taken.rows, attempts, len(verdicts), len(again), len(suspects), tuple(trouble))

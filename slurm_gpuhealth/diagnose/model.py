@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from slurm_gpuhealth.child import Child
+    from slurm_gpuhealth.diagnose.outputs import Figure
     from slurm_gpuhealth.findings import Severity
 
     Outcome = Literal["pass", "fail", "warn", "config", "not-testable", "tool-error"]
@@ -96,6 +97,8 @@ class Diagnosis:
     """A child process that can't be killed. Remember it, and start no second one while it lives (`child.alive`)."""
     model: str = ""
     """The GPUs' model, as DCGM names it."""
+    figures: tuple[Figure, ...] = ()
+    """What the tests measured; `device` is DCGM's entity id."""
 
 
 def is_bandwidth(error: Error) -> bool:

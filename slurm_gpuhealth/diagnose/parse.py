@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from slurm_gpuhealth.diagnose import catalogue, documents, models, refusal, tables
+from slurm_gpuhealth.diagnose import catalogue, documents, figures, models, refusal, tables
 from slurm_gpuhealth.diagnose.documents import SOFTWARE
 from slurm_gpuhealth.diagnose.model import HARDWARE, Diagnosis, Error, GpuResult, TestResult, advise, severity
 from slurm_gpuhealth.diagnose.tests import LEVEL_OF, OPTIONAL, REQUIRED
@@ -100,7 +100,8 @@ def _judge(
     message = _message(outcome, gpus, tests, untested, trouble)
     then = _next(errors, level) if outcome == "fail" else None
     advice = advise(outcome, message, then, errors)
-    return Diagnosis(outcome, level, reading.version, gpus, tuple(tests), then, advice, message, exit_code)
+    diagnosis = Diagnosis(outcome, level, reading.version, gpus, tuple(tests), then, advice, message, exit_code)
+    return replace(diagnosis, figures=figures.of(reading.tests))
 
 
 def _merged(tests: Sequence[Test]) -> list[Test]:

@@ -36,6 +36,8 @@ class Request:
     """Also test a node that an admin drained."""
     fact: str = "asked"
     """`asked` by somebody, or `suspect` by the correlator."""
+    tests: str = ""
+    """Other tools' tests, as in the reason: `nccl,nvbandwidth` or `all`."""
 
 
 def ask(
@@ -54,7 +56,14 @@ def ask(
         return record, _again(settings, record, record.ours, request)
     _is_free(record, request)
     wanted = reasons.Reason(
-        request.fact, request.gpu, request.rung, "claim", since=reasons.stamp(now), to=request.through, by=request.by
+        fact=request.fact,
+        gpu=request.gpu,
+        rung=request.rung,
+        state="claim",
+        since=reasons.stamp(now),
+        to=request.through,
+        tests=request.tests,
+        by=request.by,
     )
     place = budget.place(Hold(name, wanted, math.inf), holds, total, settings, now)
     if not place.fits:
@@ -106,20 +115,29 @@ def _again(settings: Settings, record: NodeRecord, ours: Reason, request: Reques
     """Ask a node that we hold already: queue the rung, unless it is running or comes anyway."""
     coming = ours.rung if ours.state == "queued" else "" if climb.is_end(ours) else ours.next
     rung, to = (max(pair, key=rank) for pair in ((coming, request.rung), (ours.to, request.through)))
+    tests = _both(ours.tests, request.tests)
     under_way = ours.state in ("claim", "running")
-    if under_way and rank(max(request.rung, request.through, key=rank)) > rank(max(ours.rung, ours.to, key=rank)):
+    deeper = rank(max(request.rung, request.through, key=rank)) > rank(max(ours.rung, ours.to, key=rank))
+    if under_way and (deeper or tests != ours.tests):
         raise Unchanged(
             f"{ours.rung} is under way, which is less than you ask for: ask again after it: {record.reason}"
         )
-    if under_way or (rung == coming and rank(to) <= rank(max(coming, ours.to, key=rank))):
+    if under_way or (rung == coming and rank(to) <= rank(max(coming, ours.to, key=rank)) and tests == ours.tests):
         return f"held already: {record.reason}"
-    queued = replace(ours, rung=rung, state="queued", next="", to=to, attempt=1, by=request.by, tail=())
+    queued = replace(ours, rung=rung, state="queued", next="", to=to, tests=tests, attempt=1, by=request.by, tail=())
     if ours.state == "manual":
         queued = replace(queued, done=climb.asked_after(ours, rung_reboot.slurm_says(record, ours)))
     change = hold.reword(settings.slurm, record.name, queued)
     if not change.done:
         raise Unchanged(f"it was changed while we looked: {change.after.reason!r}")
     return f"was {record.reason!r}, now {change.after.reason!r}"
+
+
+def _both(some: str, more: str) -> str:
+    """The tests of two requests; `all` if the reason has no room for them."""
+    names = dict.fromkeys(one for one in f"{some},{more}".split(",") if one)
+    joined = ",".join(names)
+    return "all" if "all" in names or len(joined) > reasons.MAX_TESTS else joined
 
 
 def _is_free(record: NodeRecord, request: Request) -> None:

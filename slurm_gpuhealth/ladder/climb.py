@@ -148,7 +148,8 @@ def after(
     wanted = max([one for one in higher if _rank(one) > _rank(rung)], key=_rank, default=own)
     if wanted in BY_HAND and ours.done and _rank(wanted) <= _rank(ours.done):  # it did not help
         wanted = rungs.LADDER[ours.done].failed
-    if wanted == "RMA" and ours.node:
+    of_node = ours.node or (result.test.startswith("tool:") and result.gpu is None)  # NVLink, a cable, the network
+    if wanted == "RMA" and of_node:
         return Step("manual", "repair")  # there is no GPU to return; once it is mended, the node comes back
     if wanted == "repair" and wanted in higher and not rungs.enabled(settings, "repair"):
         return Step("manual", wanted)  # the policy asks for a repair, of a cable: no GPU is to be returned

@@ -227,8 +227,12 @@ def result_words(last: remark.Result) -> str:
 
 def limit(settings: Settings, record: NodeRecord, rung: str) -> float:
     """The longest time that a rung may take, by the GPU model in Gres (`gpu:h100:8`): other hosts see no other name."""
+    from slurm_gpuhealth.diagnose import tools
+
     model = re.search(r"(?:^|,)gpu:([^:,()]+):", record.gres)
-    return rungs.seconds(settings, rung, model[1].upper() if model else "")
+    asked = record.ours.tests if record.ours else ""
+    others = tools.chosen(settings, rung, asked, "", 1 << 10) if rung.startswith("L") else []
+    return rungs.seconds(settings, rung, model[1].upper() if model else "") + sum(one.timeout for one in others)
 
 
 def usual(journal: Journal, rung: str) -> float:

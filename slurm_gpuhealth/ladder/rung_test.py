@@ -1,8 +1,8 @@
-"""Rungs L1 to L4: a DCGM level on all GPUs. A GPU that fails is tested again alone, because neighbours fail together.
+"""Rungs L1 to L4: a DCGM level on all GPUs, then the tests of other tools that are due.
 
 A GPU with an error makes other GPUs fail too (NVIDIA/DCGM#145, #224), and a test right after another may fail on a good
-GPU (#272). So only a GPU that also fails alone is named. If GPUs failed only together, the node is still not fit: the
-next rung decides.
+GPU (#272). So a GPU that fails is tested again alone, and only one that also fails alone is named. If GPUs failed only
+together, the node is still not fit: the next rung decides.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import time
 
 from slurm_gpuhealth.findings import Gpu
+from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder.rungs import Result, seconds
-from slurm_gpuhealth.node import identity, run_level
+from slurm_gpuhealth.node import identity, run_level, tools
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from slurm_gpuhealth.diagnose.tools import Ran
     from slurm_gpuhealth.ladder.rungs import Climb
 
 FIT = ("pass", "warn", "config")
@@ -22,8 +24,41 @@ FIT = ("pass", "warn", "config")
 
 
 def run(climb: Climb) -> Result:
-    """Run the level of this rung; if somebody asked for one GPU, only on that GPU."""
-    return levels(climb, int(climb.rung[1:]), climb.ours.gpu if climb.ours.fact == "asked" else None)
+    """Run the level of this rung, and if it passes, other tools' tests; if somebody asked for one GPU, only the level,
+    on that GPU."""
+    dcgm = climb.settings.sources.dcgm != "off" and climb.settings.dcgm.backend != "off"
+    if climb.ours.fact == "asked" and climb.ours.tests and climb.rung == "L1" and not dcgm:
+        return tests(climb, Result("pass", "without DCGM"))
+    index = climb.ours.gpu if climb.ours.fact == "asked" else None
+    result = levels(climb, int(climb.rung[1:]), index)
+    return tests(climb, result) if result.outcome == "pass" and index is None else result
+
+
+def tests(climb: Climb, result: Result) -> Result:
+    """The result after other tools' tests: a test that could not be run proves nothing, a bad one counts if it says so.
+
+    If somebody asked for tests alone and none could be run: untested.
+    """
+    from slurm_gpuhealth.diagnose.tools import BAD
+
+    ran = tools.run(climb.settings, climb.journal, climb.rung, climb.ours.tests)
+    if not ran:
+        return result
+    absent = [one.test.name for one in ran if one.absent]
+    said = [f"{one.test.name}: {_words(one)}" for one in ran if not one.absent]
+    said += [f"not installed: {', '.join(absent)}"] if absent else []
+    message = "; ".join([result.message, *said])
+    bad = next((one for one in ran if one.outcome in BAD and one.test.fails), None)
+    if bad:
+        from slurm_gpuhealth.node import record
+
+        uuid = next((bad.uuid(one.device) for one in bad.bad), None)
+        gpu = record.identify(Gpu(uuid), climb.journal.get("gpus", [])) if uuid else None
+        return Result("fail", message, gpu, f"tool:{bad.test.name}")
+    alone = climb.ours.fact == "asked" and climb.ours.tests and climb.rung == "L1"
+    if alone and all(one.outcome == "untested" for one in ran):
+        return Result("untested", message)
+    return replace(result, message=message)
 
 
 def levels(climb: Climb, level: int, index: int | None = None) -> Result:
@@ -53,6 +88,17 @@ def levels(climb: Climb, level: int, index: int | None = None) -> Result:
             return Result("fail", f"level {level}: {len(failed)} GPUs fail together, but none of them alone")
         failed = again
     return _worst(climb, level, failed)
+
+
+def _words(ran: Ran) -> str:
+    """`pass (461 GB/s)`, or what went wrong."""
+    if ran.outcome != "pass":
+        return f"{ran.outcome}, {ran.message}"
+    values = [figure.value for figure in ran.figures]
+    low, high = min(values), max(values)
+    units = {figure.unit for figure in ran.figures}
+    span = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+    return f"pass ({span} {units.pop()})" if len(units) == 1 else f"pass ({len(values)} figures)"
 
 
 def _depths(climb: Climb) -> list[int]:

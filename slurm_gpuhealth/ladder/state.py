@@ -137,4 +137,4 @@ def _open(settings: Settings, finding: Finding) -> Open:
 
 def pointless(found: Sequence[Finding]) -> Finding | None:
     """A condition that no diagnostic can clear. While it stands, a test proves nothing."""
-    return next((one for one in found if one.standing and one.source != "dcgm"), None)
+    return next((one for one in found if one.standing and one.source not in ("dcgm", "tool")), None)

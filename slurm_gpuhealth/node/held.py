@@ -38,6 +38,11 @@ def look_at_hold(settings: Settings, journal: Journal, node: str, now: float) ->
             follow_hold(settings, journal, found, now)
             note_owner(journal, found)
             heed(journal, "check", found, now, None)
+            slow = remark.slow_text(found.extra)
+            if slow != journal.get("slow", ""):
+                from slurm_gpuhealth.node.slow import note
+
+                note(settings, journal, slow, now)
         return found
     except (control.SlurmError, ValueError) as error:
         say(f"{node}: {error}")

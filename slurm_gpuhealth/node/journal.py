@@ -6,6 +6,7 @@
     diagnostic   DCGM results, one row a GPU
     decision     each change of the node that was made, refused, put off, or would have been made (shadow)
     retest       GPUs with low bandwidth while other jobs ran: to be tested again when the node is idle
+    figure       what tests measured, one row a figure and GPU
     step         each rung that the ladder ran here, and its result
     joblog       what a failed job's log said (joblog.py)
     outbox       which of these rows are new or changed and wait to be shipped (ship/outbox.py)
@@ -153,6 +154,7 @@ class Journal:
                 "time < ?1 AND id < (SELECT max(id) FROM decision)",
             ),  # the last stays, so that no number is used twice
             ("step", "step", "id", "time < ?1"),
+            ("figure", "figure", "id", "time < ?1"),
             ("joblog", "log", "job", "time < ?1"),
         ):
             self.write(f"DELETE FROM {table} WHERE {which} AND {waits.format(key, kind)}", before)  # noqa: S608

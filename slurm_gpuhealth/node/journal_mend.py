@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from slurm_gpuhealth.node.journal_sound import Tables
 
-NUMBERED = ("finding", "diagnostic", "decision", "step")
+NUMBERED = ("finding", "diagnostic", "decision", "step", "figure")
 LEAP = 1 << 24
 """A new journal adds this to the last number it knows as shipped: the old one may have shipped more than it noted."""
 

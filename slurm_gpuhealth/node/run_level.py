@@ -83,6 +83,12 @@ def _run(
         return "not-testable"
     asked = uuids or [gpu["uuid"] for gpu in journal.get("gpus", [])]
     _store(journal, program, diagnosis, level, asked, now)
+    if not others:  # other jobs slow the GPUs down
+        from slurm_gpuhealth.node import figures
+
+        own = {gpu.entity_id: gpu.uuid for gpu in diagnosis.gpus}
+        measured = [(uuid, one) for one in diagnosis.figures if (uuid := own.get(one.device or 0))]
+        figures.keep(journal, "dcgm", diagnosis.dcgm_version or "", measured, now)
     shown = models.seen(diagnosis, settings.dcgm)
     if shown:  # for the doctor: which tests run here
         journal.put("levels", {**journal.get("levels", {}), str(level): shown})

@@ -34,6 +34,8 @@ SOURCE_OF = {  # a finding's source → the key of [sources] that governs it
     "ib": "infiniband",
     "host": "host",
     "leftover": "leftovers",
+    "tool": "tools",
+    "gpu": "tools",
 }
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 SOURCES = (*SOURCE_OF, "site")
 NUMBERED = ("xid", "sxid")
-OPEN = ("dcgm", "dcgm-health")
-"""Sources whose codes are DCGM's names; a later version may have more."""
+OPEN = ("dcgm", "dcgm-health", "tool")
+"""Sources whose codes are names of DCGM's tests, of which a later version may have more, or of a `[[test]]`."""
 EVENT = ("class", "action", "fatal", "link", "pci", "name", "count", "old")
 DETAILS: dict[str, tuple[str, ...]] = {
     "xid": (
@@ -46,6 +46,8 @@ DETAILS: dict[str, tuple[str, ...]] = {
     "host": ("class",),
     "leftover": ("mhz", "milliwatts", "mode", "pid", "process", "reasons", "uid"),
     "site": ("check", "gpu", "says"),
+    "tool": ("outcome",),
+    "gpu": ("figure", "unit", "value", "median"),
 }
 """A finding's source → the names of its details, which `when` may ask for."""
 

@@ -31,7 +31,7 @@ PATH = os.path.join(os.path.dirname(__file__), "runbook.toml")
 FIRST_SXID = 10000
 XID = re.compile(r"(s?xid)?[ :#-]*(\d{1,5})", re.I)
 DCGM = re.compile(r"dcgm(?: error)?[ :#-]*(\d{1,4})|(DCGM_FR_\w+)", re.I)
-OPEN = re.compile(r"(?:site|dcgm|dcgm-health):[\w.-]+", re.A)
+OPEN = re.compile(r"(?:site|tool|dcgm|dcgm-health):[\w.-]+", re.A)
 """Sources that may have codes which the runbook does not know: a site's checks, future tests of DCGM."""
 BY_THE_LINE = (74, 154, *range(144, 151))
 """Xids whose class and action depend on the words of the line, not on the catalogue."""

@@ -1,7 +1,7 @@
 """The reason that we write on a drained node: writes it, reads it, and distinguishes it from Slurm's and an admin's.
 
-    gpuhealth:<fact> GPU<n> <rung> <state> [pci] [serial=S] [since=MM-DDThh:mmZ] [job=N] [next=RUNG] [to=RUNG] [try=N]
-              [boots=N] [done=RUNG] [by=USER]
+    gpuhealth:<fact> GPU<n> <rung> <state> [pci] [serial=S] [since=MM-DDThh:mmZ] [job=N] [next=RUNG] [to=RUNG]
+              [tests=NAME,…] [try=N] [boots=N] [done=RUNG] [by=USER]
 
     claim      drained, but the budget has not confirmed it yet
     queued     the rung begins when no job is here          untested   the rung could not be done: tried again later
@@ -34,6 +34,8 @@ ON_REQUEST = ("asked", "sweep", "suspect")
 """Facts of holds that were not caused by a fault."""
 HEX = frozenset("0123456789abcdef")
 MAX_USER = 64
+MAX_TESTS = 32
+TESTS = WORD | {","}
 
 SLURM_OWN = frozenset({
     # slurmctld's and slurmd's texts, as found in the programs of 22.05.8 and the sources of later releases.
@@ -74,6 +76,8 @@ class Reason:
     next: str = ""
     to: str = ""
     """Up to which rung somebody asked for tests even if nothing is found."""
+    tests: str = ""
+    """Other tools' tests that somebody asked for: names of `[[test]]` with commas between them, or `all`."""
     attempt: int = 1
     """The number of this try of the rung; written from the second on."""
     boots: int = 0
@@ -104,6 +108,7 @@ def write(reason: Reason) -> str:
         "" if reason.job is None else f"job={reason.job}",
         reason.next and f"next={reason.next}",
         reason.to and f"to={reason.to}",
+        reason.tests and f"tests={reason.tests}",
         f"try={reason.attempt}" if reason.attempt > 1 else "",
         f"boots={reason.boots}" if reason.boots else "",
         reason.done and f"done={reason.done}",
@@ -196,6 +201,7 @@ def _checks(reason: Reason) -> dict[str, bool]:
         "job": reason.job is None or 0 < reason.job < 1 << 64,
         "next": not reason.next or reason.next in RUNGS,
         "to": not reason.to or reason.to in RUNGS,
+        "tests": len(reason.tests) <= MAX_TESTS and TESTS.issuperset(reason.tests),
         "attempt": 0 < reason.attempt < 100,
         "boots": 0 <= reason.boots < 100,
         "done": not reason.done or reason.done in RUNGS,

@@ -3,6 +3,7 @@
     Comment   gpuhealth: ack FACT until YYYY-MM-DDThh:mmZ, was TEXT;        what an admin said
     Extra     gpuhealth: L3 pass GPU3 memory 46 at=… fact=Xid79 next=… backs=1 boots=1;     the ladder's last result
               gpuhealth-waits: Xid79 GPU3 L3;     a fault for which the budget has no room
+              gpuhealth-slow: GPU-5db0a814 dcgm.gflops 41.2 52.1 TFLOPS;     slower than the fleet
 
 Both survive a resume, a reboot and the loss of the node's journal. Our part begins `gpuhealth: ` and ends with `;`.
 """
@@ -16,12 +17,14 @@ from slurm_gpuhealth.slurm import reason as reasons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 PREFIX = "gpuhealth: "
 WAITS = "gpuhealth-waits: "
+SLOW = "gpuhealth-slow: "
 TIME = "%Y-%m-%dT%H:%MZ"
 MARKS = "%;,\n"
+PLAIN = reasons.WORD | set(" /+")
 
 
 @frozen
@@ -55,6 +58,24 @@ class Said:
     """fact → until when it is acknowledged, seconds since the epoch."""
     was: str = ""
     """The admin's own reason, which --take-over replaced; put back when the node is given back."""
+
+
+@frozen
+class Slow:
+    """A GPU that is slower than the same model elsewhere."""
+
+    gpu: str
+    """The begin of its UUID, `GPU-5db0a814`; `node` for a figure of the node."""
+    figure: str
+    value: float
+    median: float
+    """The fleet's."""
+    unit: str
+
+    def words(self) -> str:
+        """`dcgm.gflops 41.2 TFLOPS, fleet 52.1 (-21 %)`."""
+        percent = 100 * (self.value / self.median - 1)
+        return f"{self.figure} {self.value:.4g} {self.unit}, fleet {self.median:.4g} ({percent:+.0f} %)"
 
 
 def write_result(extra: str, result: Result) -> str:
@@ -122,6 +143,29 @@ def write_waits(extra: str, fault: str) -> str:
 def read_waits(extra: str) -> str:
     """The fault that waits for the budget, `Xid79 GPU3 L3`; "" if none waits."""
     return _find(extra, WAITS)
+
+
+def write_slow(extra: str, slow: Sequence[Slow]) -> str:
+    """`extra` with the slow GPUs; none: without them."""
+    rows = (f"{one.gpu} {one.figure} {one.value:.4g} {one.median:.4g} {one.unit}" for one in slow)
+    return _put(extra, ", ".join("".join(c if c in PLAIN else "-" for c in row) for row in rows), SLOW)
+
+
+def slow_text(extra: str) -> str:
+    """Our part about slow GPUs; "" if there is none."""
+    return _find(extra, SLOW)
+
+
+def read_slow(text: str) -> list[Slow]:
+    """The rows of `slow_text`; unreadable ones are ignored."""
+    found = []
+    for row in text.split(", "):
+        try:
+            gpu, figure, value, median, unit = row.split(" ")
+            found.append(Slow(gpu, figure, float(value), float(median), unit))
+        except ValueError:
+            continue
+    return [one for one in found if one.median > 0]
 
 
 def stamp(when: float) -> str:

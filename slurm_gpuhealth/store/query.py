@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 OF_INTEREST = ("xid", "sxid", "aer", "ib")
 """Sources whose findings are evidence about a job even if they are not a fault of the node."""
-ELSEWHERE = ("test", "repair", "drain")
-"""Sources of events with their own tables: a finding with such a name is ignored."""
+ELSEWHERE = ("test", "repair", "drain", "gpu")
+"""Sources of events with their own tables, and gpu:slow, which says nothing about a job's end: not events."""
 CODE = 100
 """The most characters of a code: Python refuses numbers with thousands of digits."""
 
@@ -82,7 +82,7 @@ def prune(engine: Engine, before: float) -> None:
     for table, when in (
         *(
             (one, one.c.time)
-            for one in (schema.finding, schema.diagnostic, schema.decision, schema.step, schema.joblog)
+            for one in (schema.finding, schema.diagnostic, schema.decision, schema.step, schema.figure, schema.joblog)
         ),
         *((schema.run, schema.run.c.started), (schema.skipped, schema.skipped.c.time)),
         *((schema.attempt, schema.attempt.c.end), (schema.attempt_node, schema.attempt_node.c.end)),

@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, Tabl
 if TYPE_CHECKING:
     from typing import Any
 
-VERSION = 3
+VERSION = 4
 BEGIN_NEAR = 60.0
 END_NEAR = 3600.0
 """A node's prolog and epilog write their record within so many seconds around a run: clocks differ, epilogs last."""
@@ -148,7 +148,27 @@ step = _shipped(
 joblog = _shipped(  # what the epilog read in a job's log (outcomes.Reading as JSON); `id` is the job
     "joblog", Column("time", Float, nullable=False), _text("reading")
 )
-SHIPPED = {"finding": finding, "run": run, "diagnostic": diagnostic, "decision": decision, "step": step, "log": joblog}
+figure = _shipped(  # what tests measured; `uuid` null: the node's own
+    "figure",
+    Column("time", Float, nullable=False),
+    _text("tool"),
+    _text("version"),
+    Column("uuid", Text),
+    Column("gpu", Integer),
+    _text("model"),
+    _text("name"),
+    Column("value", Float),
+    _text("unit"),
+)
+SHIPPED = {
+    "finding": finding,
+    "run": run,
+    "diagnostic": diagnostic,
+    "decision": decision,
+    "step": step,
+    "log": joblog,
+    "figure": figure,
+}
 """Kind of a shipped record → its table."""
 
 inbox = Table(  # PostgreSQL: the nodes insert here; their role needs no other right
@@ -258,6 +278,13 @@ suspicion = Table(
 )
 state = Table("state", metadata, _text("kind", key=True), _text("key", key=True), _text("data"))
 cursor = Table("cursor", metadata, _text("name", key=True), _text("value"))
+certificate = Table(  # what gpuhealth accept found
+    "certificate",
+    metadata,
+    Column("node", Text, primary_key=True),
+    Column("time", Float, primary_key=True),
+    _text("data"),
+)
 action = Table(
     "action",
     metadata,
@@ -286,6 +313,8 @@ for _name, _columns in {
     "decision_time": (decision.c.time,),
     "step_node": (step.c.node, step.c.time),
     "step_taken": (step.c.taken,),
+    "figure_name": (figure.c.name, figure.c.time),
+    "figure_taken": (figure.c.taken,),
     "attempt_end": (attempt.c.end,),
     "attempt_fed": (attempt.c.fed, attempt.c.end),
     "attempt_job": (attempt.c.job,),

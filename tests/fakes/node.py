@@ -292,7 +292,10 @@ def _stand_ins(folder: str, scenario: dict) -> None:
         link = os.path.join(folder, program)
         if not os.path.lexists(link):
             os.symlink(os.path.join(HERE, "dcgm", program), link)
-    for program in ("nvidia-smi", "systemctl", "nvidia-bug-report.sh"):
+    for program in (
+        *("nvidia-smi", "systemctl", "nvidia-bug-report.sh"),
+        *("all_reduce_perf", "nvbandwidth", "ib_write_bw", "ib_read_lat", "gpu_burn"),
+    ):
         link = os.path.join(folder, program)
         if not os.path.lexists(link):
             os.symlink(os.path.join(HERE, "tools"), link)

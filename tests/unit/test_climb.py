@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpuhealth.config.settings import Ladder, Reboot, Repair, Reset, Settings
-from slurm_gpuhealth.findings import RUNGS
+from slurm_gpuhealth.findings import RUNGS, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import climb, rungs
 from slurm_gpuhealth.ladder.climb import Known, Open, Step
@@ -328,3 +328,10 @@ def test_with_hands_that_do_what_is_asked_every_climb_ends(first, settings, chan
 
 def test_steps_say_why_a_node_waits():
     assert climb.due(reason("reset manual"), IDLE, Known(), TESTS) == Step("wait", why="reset must be done by hand")
+
+
+@pytest.mark.parametrize(("gpu", "step"), [(None, ("manual", "repair")), (Gpu("GPU-3"), ("queue", "RMA"))])
+def test_a_tool_that_blames_no_gpu_returns_none(gpu, step):
+    ours = Reason("nccl", None, "L4", "running", tests="nccl")
+    found = climb.after(ours, "L4", Result("fail", "slow", gpu, "tool:nccl"), [], Settings())
+    assert (found.do, found.rung) == step

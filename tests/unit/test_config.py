@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_gpuhealth.config import check
 from slurm_gpuhealth.config import load as configuration
+from slurm_gpuhealth.config.kinds import TOOLS
 from slurm_gpuhealth.config.settings import ROWS, ConfigError, Settings
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.slurm import sacct
@@ -46,11 +47,11 @@ def uncommented() -> str:
 
 
 def test_the_shipped_file_as_it_is_says_nothing(write):
-    assert replace(configuration.load(write(SHIPPED.read_text()), "n1"), policy=()) == Settings()
+    assert replace(configuration.load(write(SHIPPED.read_text()), "n1"), policy=(), test=(), limit=()) == Settings()
 
 
 def test_the_shipped_file_with_every_key_switched_on_is_the_defaults(write):
-    assert replace(configuration.load(write(uncommented()), "n1"), policy=()) == Settings()
+    assert replace(configuration.load(write(uncommented()), "n1"), policy=(), test=(), limit=()) == Settings()
 
 
 def test_the_shipped_file_has_every_key_of_the_settings(write):
@@ -70,6 +71,14 @@ def test_the_examples_in_the_shipped_file_load(write):
     assert [row.finding for row in loaded.policy[:2]] == ["xid:63", "nvml:thermal"]
     assert [(row.name, row.nodes) for row in loaded.place] == [("rack r7", "gpu[001-016]"), ("pdu r7a", "gpu[001-008]")]
     assert [row.gpu for row in loaded.ladder.model] == ["*B200*"]
+    assert [(row.name, row.reads, row.fails) for row in loaded.test[:2]] == [
+        ("nccl", "nccl", True),
+        ("scratch-read", "pattern", False),
+    ]
+    assert (loaded.test[0].gpus, loaded.test[1].pattern) == (2, r"read: ([\d.]+) GiB/s")
+    assert [(row.name, row.fails) for row in loaded.test[2:3]] == [("nccl", False)]
+    assert loaded.limit[0].gpu == "*B200*"
+    assert [row.name for row in loaded.test[2:]] == [*TOOLS]
     assert [(row.gpu, row.skips) for row in loaded.dcgm.model] == [("*L40S*", ("memory_bandwidth",))]
 
 
@@ -151,6 +160,7 @@ ROW = '[[policy]]\nfinding = "xid:1"\nseverity = "info"\n'
 FAULT = '[[policy]]\nfinding = "xid:1"\nseverity = "fault"\n'
 MODEL = '[[ladder.model]]\ngpu = "*H100*"\nl3 = "10min"\n'
 PLACE = '[[place]]\nname = "rack r7"\nnodes = '
+TEST = "[[test]]\nname = "
 LONG = "a.b=" + "1" * 96
 COMMAND = '[[check.command]]\nname = "a"\nargv = ["/a"]\n'
 # What it is: the text, the line and the key that the error must name, and a part of what it must say.
@@ -232,6 +242,14 @@ WRONG = {
     "place's nodes downwards": (f'{PLACE}"n[1-2,16-1]"', 3, "place[0].nodes", "ranges that go up"),
     "place of too many nodes": (f'{PLACE}"n[1-99999999]"', 3, "place[0].nodes", "at most 65536"),
     "two places of one name": (f'{PLACE}"n1"\n{PLACE}"n2"', 5, "place[1].name", "list all its nodes there"),
+    "tool's test without command": (f'{TEST}"x"\npattern = "(x)"', 2, "test[0].name", "needs `command`"),
+    "tool's test without figure": (f'{TEST}"x"\ncommand = ["/x"]', 2, "test[0].name", "needs `pattern`"),
+    "tool's test that is not absolute": (f'{TEST}"nccl"\ncommand = ["x"]', 3, "test[0].command", "looked up"),
+    "pattern without a group": (f'{TEST}"nccl"\npattern = "x"', 3, "test[0].pattern", "with one group"),
+    "pattern that is none": (f'{TEST}"nccl"\npattern = "("', 3, "test[0].pattern", "regular expression"),
+    "tool's test on a rung that tests nothing": (f'{TEST}"nccl"\nrung = "reset"', 3, "test[0].rung", '"asked" or "L1"'),
+    "environment of no shape": (f'{TEST}"nccl"\nenvironment = ["X"]', 3, "test[0].environment", "NAME=value"),
+    "limit of no model": ('[[limit]]\nfigure = "nccl"', 1, "limit[0].gpu", "missing"),
     "not TOML": ('mode = "shadow"\n[x\n', 2, "", "not TOML"),
     "twice the same": ('mode = "shadow"\nmode = "shadow"\n', 2, "", "not TOML"),
     "unfinished": ('a = """\n\n', 3, "", "not TOML"),

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_gpuhealth.commands import escalate
+from slurm_gpuhealth.config import settings as config
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.ladder import claim, follow
 from slurm_gpuhealth.slurm import control, remark
@@ -225,3 +226,29 @@ def test_level_4_asked_for_is_not_proven_by_the_level_3_that_another_asked_for(s
     slurm.then = [lambda: slurm.change("n1", flags=frozenset(), reason="", extra=ran(at=NOW + 9e7))]
     done = run("n1", "--level", "4")
     assert (done.exit_code, "not run: L4 did not run" in done.output) == (3, True)
+
+
+def test_named_tests_are_asked_for_alone_unless_a_level_is_named_too(slurm, run):
+    slurm.add("n1")
+    slurm.then = [lambda: None] * 3
+    assert run("n1", "--test", "nccl,nvbandwidth", "--no-wait").exit_code == 0
+    assert slurm.nodes["n1"].reason.startswith("gpuhealth:asked GPU* L1 queued since=")
+    assert " tests=nccl,nvbandwidth by=" in slurm.nodes["n1"].reason
+    slurm.add("n2")
+    run("n2", "--test", "all", "--level", "4", "--no-wait")
+    assert " L4 queued " in slurm.nodes["n2"].reason
+
+
+def test_a_test_that_nobody_knows_is_not_asked_for(slurm, run, settings, monkeypatch):
+    slurm.add("n1")
+    known = replace(settings, test=(config.Test("nccl", ("/x",)),))
+    monkeypatch.setattr(escalate, "settings_or_defaults", lambda node: (known, []))
+    for argv, words in (
+        (("--test", "ncl"), "'ncl' is no [[test]] here; known: nccl, all"),
+        (("--test", "nccl", "--gpu", "3"), "leave out --gpu"),
+        (("--test", ","), "which tests?"),
+        (("--test", "nccl;x=y"), "is no [[test]]"),
+    ):
+        done = run("n1", *argv)
+        assert (done.exit_code, words in done.output) == (2, True), done.output
+    assert slurm.orders == []

@@ -203,3 +203,27 @@ def test_what_can_not_be_cancelled_is_said(settings, slurm, ours, flags, words):
     with pytest.raises(ask.Unchanged, match=words):
         ask.cancel(settings, slurm.nodes["n1"], ours)
     assert slurm.orders == []
+
+
+def test_a_request_for_tests_travels_in_the_reason_and_a_second_one_joins_it(settings, slurm):
+    slurm.add("n1")
+    slurm.ask(settings, request=ask.Request("L1", tests="nccl", by="alice"))
+    assert slurm.nodes["n1"].reason.split(" ", 3)[3].startswith("claim since=")
+    assert "tests=nccl by=alice" in slurm.nodes["n1"].reason
+    for state, wanted, tests in (
+        ("queued", "nvbandwidth", "nccl,nvbandwidth"),
+        ("queued", "all", "all"),
+        ("queued", "gpu-burn-of-the-longest-name", "all"),
+        ("fail next=L4", "nvbandwidth", "nccl,nvbandwidth"),
+    ):
+        slurm.add("n1", flags="DRAIN", reason=f"gpuhealth:asked GPU* L1 {state} tests=nccl by=alice")
+        slurm.ask(settings, request=ask.Request("L1", tests=wanted, by="bob"))
+        assert (slurm.nodes["n1"].ours.tests, slurm.nodes["n1"].ours.state) == (tests, "queued")
+
+
+def test_a_running_test_is_not_given_more_to_do_but_the_same_again_is_no_error(settings, slurm):
+    slurm.add("n1", flags="DRAIN", reason="gpuhealth:asked GPU* L1 running tests=nccl by=alice")
+    with pytest.raises(ask.Unchanged, match="less than you ask for"):
+        slurm.ask(settings, request=ask.Request("L1", tests="nvbandwidth"))
+    slurm.ask(settings, request=ask.Request("L1", tests="nccl"))
+    assert slurm.orders == []

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_gpuhealth.node import journal_mend, journal_schema
 from slurm_gpuhealth.node.journal import open_journal
-from slurm_gpuhealth.node.journal_file import VERSION, seal
+from slurm_gpuhealth.node.journal_file import SEALED, VERSION, seal
 
 FINDING = (
     "INSERT INTO finding (time, seen, source, code, severity, rung, mode, message, standing, count, details)"
@@ -18,6 +18,7 @@ JOB = "INSERT INTO job (job, restart, uid, user, nodes, gpus, started) VALUES (?
 TEST = (
     "INSERT INTO diagnostic (time, level, uuid, outcome, seconds, program, detail) VALUES (1, ?, '', ?, 1, 'check', '')"
 )
+FIGURE = "INSERT INTO figure (time, tool, version, model, name, value, unit) VALUES (?, '', '', '', '', 1.5, '')"
 
 
 @pytest.fixture
@@ -60,7 +61,8 @@ def test_every_kind_of_row_waits(ships):
         " VALUES (1, '', 'L3', 1, 'running', '', '', '', '', '')"
     )
     ships.write("INSERT OR REPLACE INTO joblog VALUES (7, 2, 1, '{}')")
-    assert [row[0] for row in waiting(ships)] == ["finding", "run", "diagnostic", "decision", "step", "log"]
+    ships.write(FIGURE, 1)
+    assert [row[0] for row in waiting(ships)] == ["finding", "run", "diagnostic", "decision", "step", "log", "figure"]
     assert {row[0] for row in waiting(ships)} == set(journal_schema.SHIPPED)
 
 
@@ -144,19 +146,21 @@ def test_a_journal_begun_anew_numbers_beyond_what_was_shipped(journal):
     assert journal.one("SELECT seq FROM outbox")[0] > 500 + 10**6
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_journal_of_an_older_version_gets_an_outbox_and_keeps_its_rows(settings, version):
     os.makedirs(settings.paths.state, 0o700)
     with sqlite3.connect(os.path.join(settings.paths.state, "journal.db")) as db:
         for statement in journal_schema.statements(0, version):
             db.execute(statement)
         db.execute(FINDING, (1, "79"))
-        db.execute("INSERT INTO state VALUES ('a', ?)", (marshal.dumps((1, "b"), 4),))  # without its checksum
+        value = seal("a", (1, "b")) if version >= SEALED else marshal.dumps((1, "b"), 4)  # without its checksum
+        db.execute("INSERT INTO state VALUES ('a', ?)", (value,))
         db.execute(f"PRAGMA user_version = {version}")
     journal = open_journal(settings.paths)
     assert journal.one("PRAGMA user_version") == (VERSION,)
     assert journal.one("SELECT count(*) FROM finding") == (1,)
     assert journal.get("a") == (1, "b")
+    assert journal.one("SELECT value FROM state WHERE name = 'a'")[0] == seal("a", (1, "b"))
     for statement in journal_schema.refill():
         journal.write(statement)
     assert waiting(journal) == [("finding", 1, 1000000)]

@@ -150,6 +150,7 @@ REVIEWED = [
     ("site:nvme", {"says": "fault"}, 1, "fault", "L3"), ("site:nvme", {"says": "warning"}, 9, "warning", ""),
     ("site:scratch", {"says": "fault", "gpu": False}, 1, "fault", "L1"),
     ("site:nvme", {"says": "info"}, 9, "info", ""), ("site:nvme", {}, 9, "info", ""),
+    ("tool:nccl", {"outcome": "wrong"}, 9, "warning", ""), ("gpu:slow", {}, 99, "warning", ""),
     ("leftover:process", {}, 9, "warning", ""),
     # What nobody thought of never drains.
     ("new-source:new-code", {"class": "hardware", "action": "RESET_GPU"}, 99, "warning", ""),
@@ -267,7 +268,13 @@ def test_every_row_of_the_built_in_policy_and_of_the_runbook_can_be_met():
 
 def test_every_detail_that_a_source_gives_can_be_asked_for():
     package = Path(rows.__file__).parents[1]
-    files = [*package.glob("evidence/*.py"), package / "diagnose/model.py", package / "node/run_level.py"]
+    files = [
+        *package.glob("evidence/*.py"),
+        package / "diagnose/model.py",
+        package / "node/run_level.py",
+        package / "node/tools.py",
+        package / "node/slow.py",
+    ]
     given = set()
     for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
         if isinstance(node, ast.keyword) and node.arg == "details":

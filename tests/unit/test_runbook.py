@@ -42,6 +42,7 @@ COMPUTED = {
         "dcgm:a_test_of_tomorrow",
     ],
     ("site", "'site', command.name"): ["site:any"],
+    ("tools", "'tool', ran.test.name"): ["tool:any"],
     ("nvml", "'nvml', word"): [f"nvml:{word}" for _, word, _ in nvml.HANDLE.values()] + ["nvml:handle"],
     ("nvml", "source, code"): [f"{source}:{code}" for source, code, _ in nvml.NOT_READY.values()] + ["nvml:init"],
     ("nvml", "'nvml', code"): ["nvml:timeout", "nvml:probe"],
@@ -125,7 +126,7 @@ def test_the_enumeration_sees_codes_of_every_source():
     keys = emitted()
     assert {key.partition(":")[0] for key in keys} == {
         *("xid", "sxid", "aer", "nvrm", "nvml", "driver", "inventory", "dcgm", "dcgm-health", "ib", "host", "site"),
-        *("kernel", "leftover"),
+        *("kernel", "leftover", "tool", "gpu"),
     }
     assert {
         *("nvml:lost", "nvml:ecc", "nvml:thermal", "nvml:remap-fail", "nvml:nvlink", "driver:hung", "driver:mismatch"),
@@ -135,7 +136,7 @@ def test_the_enumeration_sees_codes_of_every_source():
 
 
 def test_every_code_that_a_source_can_give_has_an_entry_of_its_own_name():
-    by_number_or_glob = ("xid", "sxid", "site")
+    by_number_or_glob = ("xid", "sxid", "site", "tool")
     named = runbook.named()
     loose = {"dcgm:a_test_of_tomorrow", "dcgm-health:any"}
     missing = {key for key in emitted() - loose if key.partition(":")[0] not in by_number_or_glob and key not in named}

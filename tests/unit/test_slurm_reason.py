@@ -18,6 +18,9 @@ EXAMPLES = {
         "memory", 3, "L4", "fail", pci="0000:5d:00", serial="1652823055571", next="RMA"
     ),
     "gpuhealth:asked GPU* L3 queued by=alice": Reason("asked", None, "L3", "queued", by="alice"),
+    "gpuhealth:asked GPU* L1 queued tests=nccl,nvbandwidth by=alice": Reason(
+        "asked", None, "L1", "queued", tests="nccl,nvbandwidth", by="alice"
+    ),
     "gpuhealth:scratch node L1 queued": Reason("scratch", None, "L1", "queued", node=True),
     "gpuhealth:Xid79 GPU3 reboot claim": Reason("Xid79", 3, "reboot", "claim"),
     "gpuhealth:Xid79 GPU3 L3 running to=L4 try=2 boots=1": Reason(
@@ -40,6 +43,7 @@ REASONS = st.builds(
     job=st.none() | st.integers(1, (1 << 64) - 1),
     next=st.just("") | st.sampled_from(RUNGS),
     to=st.just("") | st.sampled_from(RUNGS),
+    tests=st.just("") | st.from_regex(r"[A-Za-z0-9._,-]{1,32}", fullmatch=True),
     attempt=st.integers(1, 99),
     boots=st.integers(0, 99),
     done=st.just("") | st.sampled_from(RUNGS),
