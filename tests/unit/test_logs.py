@@ -291,6 +291,12 @@ def test_words_that_only_hint_at_a_cause_are_believed_when_there_is_nothing_else
     )
 
 
+def test_a_bare_exception_ends_a_traceback_too() -> None:
+    trace = 'Traceback (most recent call last):\n  File "/h/a.py", line 3, in load\n'
+    assert read_text(f"{trace}Exception: half a shard").frame == "a.py:load"
+    assert read_text("Exceptions: 3").verdict == "unknown"
+
+
 def test_a_librarys_warning_of_the_network_yields_to_an_error() -> None:
     warning = "[17.2] ib_md.c:1 UCX  WARN  ibv_reg_mr failed: retry count exceeded\n"
     assert read_text(warning).verdict == "fabric"
