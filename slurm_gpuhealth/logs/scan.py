@@ -57,7 +57,9 @@ SAYS = re.compile(rb"\s{0,80}[\w.]{1,80}: ")
 QUOTED = 4
 """Lines of a statement that Python 3.13 and later quote; earlier ones quote its first."""
 ROOT = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d{1,6})")
-OWN_CODE = re.compile(rb"exit(?: |ed with (?:exit )?)?(?:code|status)[ :=]{1,4}(?:1|2|126|127)(?![\d.])")
+OWN_CODE = re.compile(
+    rb"(?:exit ?|return |exited with )(?:code|status)[ :=]{1,4}(?:[1-9]\d?|1[01]\d|12[0-7]|255)(?![\d.])"
+)
 """Codes that a program, or the shell that did not find it, ends with by itself."""
 SOME_XID = Known("Xid", "node", "hardware", "first", 0.85, "gpu", "")
 MENDED = (63, 92)
@@ -224,7 +226,7 @@ def hit(block: bytes, low: bytes, start: int, end: int, frames: python.Frames) -
     died = logs_line.dead(block, start, end + 200) if known.role == "cascade" else None
     if died:
         said = said._replace(host=died[0], rank=died[1])
-    if known.error == KILLED and OWN_CODE.search(line):
+    if known.error == KILLED and known.cause == "unknown" and OWN_CODE.search(line):
         known = known._replace(cause="application")
     where = ""
     if name and known.role != "cascade":

@@ -195,8 +195,9 @@ def test_what_was_killed_before_slurm_stopped_the_rest_was_not_cancelled() -> No
 
 @pytest.mark.parametrize(
     ("said", "verdict"),
-    [("1", "application"), ("2", "application"), ("127", "application"), ("12", "unknown"), ("137", "infrastructure"),
-     ("139", "application"), ("134", "application"), ("135", "infrastructure")],
+    [("1", "application"), ("2", "application"), ("12", "application"), ("127", "application"), ("255", "application"),
+     ("200", "unknown"), ("130", "user"), ("134", "application"), ("135", "infrastructure"), ("137", "infrastructure"),
+     ("139", "application"), ("143", "user")],
 )  # fmt: skip
 def test_an_exit_code_tells_whether_the_program_ended_by_itself(said: str, verdict: str) -> None:
     for line in (f"srun: error: n1: tasks 3-4: Exited with exit code {said}", f"=   EXIT CODE: {said}"):
