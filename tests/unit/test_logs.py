@@ -292,6 +292,16 @@ def test_words_that_only_hint_at_a_cause_are_believed_when_there_is_nothing_else
     )
 
 
+def test_the_faintest_words_count_only_when_nothing_else_tells_a_cause() -> None:
+    assert read_text("epoch 3: test error: 0.12") == Reading()
+    faint = "reader: error: bad row skipped\n" * 3
+    reading = read_text(faint)
+    assert (reading.verdict, reading.kind) == ("application", "")
+    assert read_text(faint + "mounting the scratch filesystem failed").verdict == "infrastructure"
+    assert read_text(faint + "srun: error: n1: task 0: Exited with exit code 137").verdict == "infrastructure"
+    assert read_text(faint + "srun: error: n1: task 0: Exited with exit code 200").verdict == "application"
+
+
 def test_a_bare_exception_ends_a_traceback_too() -> None:
     trace = 'Traceback (most recent call last):\n  File "/h/a.py", line 3, in load\n'
     assert read_text(f"{trace}Exception: half a shard").frame == "a.py:load"
