@@ -25,6 +25,8 @@ SURE = 0.8
 BAND = 0.2
 """Among less certain failures, the earliest whose confidence is this close to the highest is taken."""
 CAP = {"node": 0.85}
+FAINT = 0.2
+"""Words of this confidence say only that something failed."""
 COLLATERAL = 20
 SHORTLY = 8
 """Lines."""
@@ -153,14 +155,17 @@ def _doubt(hit: Hit) -> float:
 
 
 def _hints(hits: Sequence[Hit]) -> list[Hit]:
-    """Words that hint at a cause. If the log tells of the job's end: only those shortly before it or after it."""
+    """Words that hint at a cause. If the log tells of the job's end: only those shortly before it or after it. The
+    faintest only if neither others nor the end tell a cause."""
     ends = [hit for hit in hits if hit.error == KILLED]
     end = min(ends, key=_order) if ends else None
-    return [
+    hints = [
         hit
         for hit in hits
         if hit.known.role == "weak" and (end is None or hit.file != end.file or hit.at >= end.at - SHORTLY)
     ]
+    told = [hit for hit in hints if hit.known.confidence > FAINT]
+    return told if told or any(hit.known.cause != "unknown" for hit in ends) else hints
 
 
 def _by_words(hits: Sequence[Hit]) -> Hit:

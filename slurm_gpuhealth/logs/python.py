@@ -7,8 +7,9 @@ import re
 from slurm_gpuhealth.logs import line
 
 NAME = re.compile(
-    r"(?:E\s+|Error executing job.{0,80}|\w+: )?((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z_]\w{0,80}(?:Error|Exception|Interrupt"
-    r"|Exit|Died|Warning|Timeout|Killed|OutOfMemory|StopIteration|Abort|Failure))(?=: |:$|\(|$)"
+    r"(?:E\s+|Error executing job.{0,80}|\w+: )?((?:[A-Za-z_]\w{0,60}\.){0,8}(?:Exception|[A-Z_]\w{0,80}"
+    r"(?:Error|Exception|Interrupt|Exit|Died|Warning|Timeout|Killed|OutOfMemory|StopIteration|Abort|Failure)))"
+    r"(?=: |:$|\(|$)"
 )
 FRAME = re.compile(r'\s*File "([^"\n]{1,400})", line \d+(?:, in (\S{1,80}))?')
 LIBRARY = re.compile(

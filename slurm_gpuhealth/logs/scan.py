@@ -50,6 +50,8 @@ KILLED = "killed"
 """The error of lines that only say that a process has ended."""
 MILD = re.compile(rb"(?:\b|user)(?:warn(?:ing)?|info|debug|deprecated|retrying|skipping)\b")
 """What such a line reports did not end a job."""
+FIGURE = re.compile(rb"\berror: {0,4}[-+]?[\d.]")
+"""`test error: 0.12` measures."""
 EXCEPTION = re.compile(rb"(?:error|exception|interrupt|exit|timeout|abort)(?::|\(|\s*$)")
 FRAME = re.compile(rb'file "[^"\n]{1,400}", line \d{1,9}(?:, in \S{1,80})?\s*$')
 SAYS = re.compile(rb"\s{0,80}[\w.]{1,80}: ")
@@ -57,7 +59,9 @@ SAYS = re.compile(rb"\s{0,80}[\w.]{1,80}: ")
 QUOTED = 4
 """Lines of a statement that Python 3.13 and later quote; earlier ones quote its first."""
 ROOT = re.compile(rb"host +: ([A-Za-z][\w.-]{0,62})\s{1,40}rank +: (\d{1,6})")
-OWN_CODE = re.compile(rb"exit(?: |ed with (?:exit )?)?(?:code|status)[ :=]{1,4}(?:1|2|126|127)(?![\d.])")
+OWN_CODE = re.compile(
+    rb"(?:exit ?|return |exited with )(?:code|status)[ :=]{1,4}(?:[1-9]\d?|1[01]\d|12[0-7]|255)(?![\d.])"
+)
 """Codes that a program, or the shell that did not find it, ends with by itself."""
 SOME_XID = Known("Xid", "node", "hardware", "first", 0.85, "gpu", "")
 MENDED = (63, 92)
@@ -204,7 +208,7 @@ def hit(block: bytes, low: bytes, start: int, end: int, frames: python.Frames) -
     line = low[start:end]
     known = xid(line) if b"xid" in line else None
     known = known or logs_known.recognise(line)
-    if known is not None and (known.role == "noise" or (known.error.startswith(WORDS) and MILD.search(line))):
+    if known is not None and (known.role == "noise" or (known.error.startswith(WORDS) and _mild(line))):
         return None
     name = ""
     said = None
@@ -224,7 +228,7 @@ def hit(block: bytes, low: bytes, start: int, end: int, frames: python.Frames) -
     died = logs_line.dead(block, start, end + 200) if known.role == "cascade" else None
     if died:
         said = said._replace(host=died[0], rank=died[1])
-    if known.error == KILLED and OWN_CODE.search(line):
+    if known.error == KILLED and known.cause == "unknown" and OWN_CODE.search(line):
         known = known._replace(cause="application")
     where = ""
     if name and known.role != "cascade":
@@ -234,6 +238,10 @@ def hit(block: bytes, low: bytes, start: int, end: int, frames: python.Frames) -
     general = known.error in ("program error", "exception") or known.error.startswith(WORDS)
     warned = known.cause in ("fabric", "infrastructure") and MILD.search(line) is not None and b"nccl warn" not in line
     return Hit(start, known, name if general and name else known.error, where, said, warned, dead=died is not None)
+
+
+def _mild(line: bytes) -> bool:
+    return MILD.search(line) is not None or FIGURE.search(line) is not None
 
 
 def quoted(low: bytes, start: int, line: bytes) -> bool:

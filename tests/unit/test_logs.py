@@ -195,8 +195,9 @@ def test_what_was_killed_before_slurm_stopped_the_rest_was_not_cancelled() -> No
 
 @pytest.mark.parametrize(
     ("said", "verdict"),
-    [("1", "application"), ("2", "application"), ("127", "application"), ("12", "unknown"), ("137", "infrastructure"),
-     ("139", "application"), ("134", "application"), ("135", "infrastructure")],
+    [("1", "application"), ("2", "application"), ("12", "application"), ("127", "application"), ("255", "application"),
+     ("200", "unknown"), ("130", "user"), ("134", "application"), ("135", "infrastructure"), ("137", "infrastructure"),
+     ("139", "application"), ("143", "user")],
 )  # fmt: skip
 def test_an_exit_code_tells_whether_the_program_ended_by_itself(said: str, verdict: str) -> None:
     for line in (f"srun: error: n1: tasks 3-4: Exited with exit code {said}", f"=   EXIT CODE: {said}"):
@@ -289,6 +290,22 @@ def test_words_that_only_hint_at_a_cause_are_believed_when_there_is_nothing_else
     assert read_text(hint + "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)").verdict == (
         "unknown"
     )
+
+
+def test_the_faintest_words_count_only_when_nothing_else_tells_a_cause() -> None:
+    assert read_text("epoch 3: test error: 0.12") == Reading()
+    faint = "reader: error: bad row skipped\n" * 3
+    reading = read_text(faint)
+    assert (reading.verdict, reading.kind) == ("application", "")
+    assert read_text(faint + "mounting the scratch filesystem failed").verdict == "infrastructure"
+    assert read_text(faint + "srun: error: n1: task 0: Exited with exit code 137").verdict == "infrastructure"
+    assert read_text(faint + "srun: error: n1: task 0: Exited with exit code 200").verdict == "application"
+
+
+def test_a_bare_exception_ends_a_traceback_too() -> None:
+    trace = 'Traceback (most recent call last):\n  File "/h/a.py", line 3, in load\n'
+    assert read_text(f"{trace}Exception: half a shard").frame == "a.py:load"
+    assert read_text("Exceptions: 3").verdict == "unknown"
 
 
 def test_a_librarys_warning_of_the_network_yields_to_an_error() -> None:
