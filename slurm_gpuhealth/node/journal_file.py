@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 NAME = "journal.db"
-VERSION = 4
+VERSION = 5
 CURSOR = "kernel.seen"
 """In `paths.run`: how far the kernel log was read while no fault waited, in case the journal is lost."""
 
@@ -45,8 +45,9 @@ def open_file(path: str) -> sqlite3.Connection:
 
                 for statement in statements(version):
                     db.execute(statement)
-                db.create_function("sealed", 2, sealed)  # since version 4
-                db.execute("UPDATE state SET value = sealed(name, value)")
+                if version < 4:
+                    db.create_function("sealed", 2, sealed)
+                    db.execute("UPDATE state SET value = sealed(name, value)")
                 db.execute(f"PRAGMA user_version = {VERSION}")
             db.execute("COMMIT")
     except BaseException:

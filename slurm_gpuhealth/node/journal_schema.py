@@ -46,6 +46,12 @@ CREATE TABLE outbox (
   time REAL NOT NULL, bytes INTEGER NOT NULL);
 CREATE UNIQUE INDEX outbox_row ON outbox (kind, id, sub);
 """
+USES = """
+CREATE TABLE jobuse (
+  job INTEGER NOT NULL, restart INTEGER NOT NULL, time REAL NOT NULL, gpus TEXT NOT NULL,
+  PRIMARY KEY (job, restart)) WITHOUT ROWID;
+"""
+BY_VERSION = (TABLES, STEPS, OUTBOX, "", USES)
 MADE = "CAST({}time * 1e6 AS INTEGER)"
 """SQLite uses the number of a pruned row again, so a row's name includes its time."""
 
@@ -65,6 +71,8 @@ class Shipped:
     time: str = "{}time"
     which: str = "1"
     """Only rows for which this is true."""
+    since: int = 3
+    """The journal's version from which on they are shipped."""
 
 
 SHIPPED = {
@@ -110,27 +118,37 @@ SHIPPED = {
         size="{}reading",
         again="reading",
     ),
+    "use": Shipped(
+        table="jobuse",
+        id="{}job",
+        sub="{}restart",
+        size="{}gpus",
+        again="gpus",
+        since=5,
+    ),
 }
 OVERHEAD = 400
 """Bytes of a record without its long texts."""
 
 
-def statements(version: int, to: int = 3) -> list[str]:
-    """SQL that upgrades a journal's tables from `version` (0: an empty file) to `to`; version 4 has the same tables.
+def statements(version: int, to: int = len(BY_VERSION)) -> list[str]:
+    """SQL that upgrades a journal's tables from `version` (0: an empty file) to `to`; versions 3 and 4 are the same.
 
     `journal_sound` compares a file with this text: changed text needs a new version.
     """
-    tables = "".join((TABLES, STEPS, OUTBOX)[version:to])
-    return [one for one in tables.split(";\n") if one] + (_triggers() if version < 3 <= to else [])
+    tables = "".join(BY_VERSION[version:to])
+    return [one for one in tables.split(";\n") if one] + _triggers(version, to)
 
 
-def _triggers() -> list[str]:
+def _triggers(version: int, to: int) -> list[str]:
     """A new or changed row goes into the outbox in the same transaction, if this node ships at all.
 
     Not OR REPLACE: the conflict rule of the statement that fires a trigger would apply (sqlite.org/lang_createtrigger).
     """
     made = []
     for kind, one in SHIPPED.items():
+        if not version < one.since <= to:
+            continue
         drop = f"DELETE FROM outbox WHERE kind = '{kind}' AND id = {one.id} AND sub = {one.sub}"  # noqa: S608 - all ours
         insert = f"INSERT INTO outbox {COLUMNS} VALUES ({_values(kind, one)})"  # noqa: S608
         for name, moment in (("new", f"INSERT ON {one.table}"), ("changed", f"UPDATE OF {one.again} ON {one.table}")):

@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, Tabl
 if TYPE_CHECKING:
     from typing import Any
 
-VERSION = 3
+VERSION = 4
 BEGIN_NEAR = 60.0
 END_NEAR = 3600.0
 """A node's prolog and epilog write their record within so many seconds around a run: clocks differ, epilogs last."""
@@ -148,7 +148,18 @@ step = _shipped(
 joblog = _shipped(  # what the epilog read in a job's log (outcomes.Reading as JSON); `id` is the job
     "joblog", Column("time", Float, nullable=False), _text("reading")
 )
-SHIPPED = {"finding": finding, "run": run, "diagnostic": diagnostic, "decision": decision, "step": step, "log": joblog}
+jobuse = _shipped(  # how a job used its node's GPUs (UUID → measure.use.summary, as JSON); `id` is the job
+    "jobuse", Column("time", Float, nullable=False), _text("gpus")
+)
+SHIPPED = {
+    "finding": finding,
+    "run": run,
+    "diagnostic": diagnostic,
+    "decision": decision,
+    "step": step,
+    "log": joblog,
+    "use": jobuse,
+}
 """Kind of a shipped record → its table."""
 
 inbox = Table(  # PostgreSQL: the nodes insert here; their role needs no other right
@@ -281,6 +292,7 @@ for _name, _columns in {
     "run_taken": (run.c.taken,),
     "joblog_job": (joblog.c.id,),
     "joblog_taken": (joblog.c.taken,),
+    "jobuse_job": (jobuse.c.id,),
     "diagnostic_node": (diagnostic.c.node, diagnostic.c.time),
     "diagnostic_taken": (diagnostic.c.taken,),
     "decision_time": (decision.c.time,),
