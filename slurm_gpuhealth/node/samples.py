@@ -58,6 +58,18 @@ def take(
     return said, values
 
 
+def doing(journal: Journal) -> dict[str, dict[str, Any]]:
+    """What each GPU of a running job did at the last check, by UUID: the sample, and `job`, `does`, `since`, `watts`,
+    `usual`, `why` (see measure.use)."""
+    seen = {gpu.get("uuid"): gpu for gpu in (journal.get("nvml") or {}).get("gpus", ())}
+    found = {}
+    for (job, _), one in sorted(journal.get("use", {}).items()):
+        for uuid, gpu in one["gpus"].items():
+            known = {key: gpu[key] for key in ("does", "since", "watts", "why")}
+            found[uuid] = {**use.sample(seen.get(uuid, {})), "job": job, **known, "usual": use.usual(gpu)}
+    return found
+
+
 def ring(journal: Journal, since: float) -> list[dict[str, Any]]:
     """The samples after `since`, the oldest first."""
     names = [row[0] for row in journal.rows("SELECT name FROM state WHERE name GLOB 'sample-*'")]
