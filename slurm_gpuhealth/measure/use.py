@@ -31,8 +31,8 @@ KEYS = (
     *("reasons", "nvlink_tx", "nvlink_rx", "pcie_tx", "pcie_rx"),
 )
 """In the order in which the journal keeps them: add new ones at the end."""
-SERIES = ("watts", "busy", "clock", "celsius")
-"""What a bin of the series has the sum of, after the number of its samples."""
+SERIES = ("watts", "busy", "clock", "celsius", "working")
+"""What a bin of the series has the sum of, after the number of its samples. `working`: 100 or 0 percent."""
 BINS = 32
 FIRST = 60.0
 """Seconds of a bin at first. When all bins are full, each two become one."""
@@ -154,7 +154,7 @@ def summary(use: Mapping[str, Any]) -> dict[str, Any]:
         "throttled": {name: round(seconds / spent, 3) for name, seconds in use["throttled"].items()},
         "quarters": {name: [_middle(values, quarter) for quarter in range(4)] for name, values in series.items()},
         "every": every,
-        "series": {name: series[name] for name in ("watts", "busy")},
+        "series": {name: series[name] for name in ("watts", "busy", "working")},
     }
     return {**found, "why": use["why"]} if use["why"] else found
 
@@ -196,7 +196,8 @@ def _enter(use: Use, now: float, seen: Sample, watts: int | None) -> None:
         bins = [[sum(pair) for pair in zip(*bins[at : at + 2])] for at in range(0, len(bins), 2)]
         use["every"] *= 2
     bins += [[0] * (1 + len(SERIES)) for _ in range(place + 1 - len(bins))]
-    new = (1, watts or 0, seen.get("utilization", 0), seen.get("clock", 0), seen.get("temperature", 0))
+    values = [watts or 0, *(seen.get(key, 0) for key in ("utilization", "clock", "temperature"))]
+    new = [1, *values, 100 * (use["does"] == "working")]
     bins[place] = [sum(pair) for pair in zip(bins[place], new)]
     use["bins"] = bins
 
