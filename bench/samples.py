@@ -16,7 +16,7 @@ CONFIG = """
 [paths]
 {paths}
 [slurm]
-slurmd = "/bin/false"
+slurmd = "/bin/true"
 scontrol = "/bin/false"
 [nvml]
 library = "{folder}/libnvidia-ml.so.1"
@@ -32,8 +32,10 @@ def main() -> None:
     """Print one line a measurement; exit 1 where one is short."""
     from slurm_gpuhealth.config.load import load
     from slurm_gpuhealth.node.journal import open_journal
+    from tests.lab import LABS
 
-    with tempfile.TemporaryDirectory(dir="/srv" if os.path.isdir("/srv") else None) as folder:
+    LABS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=LABS) as folder:  # not in /tmp: its configuration would be refused
         config = make(folder)
         journal = open_journal(load(config, "bench").paths)
         program = [sys.executable, "-c", "from slurm_gpuhealth.hooks.check import main; main()"]

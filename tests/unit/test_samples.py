@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -181,3 +183,22 @@ def test_the_samples_go_with_the_next_pruning_after_the_last_job(checked):
     assert len(samples.ring(checked.journal, 0)) == 1, "what led to a job's end can be read until then"
     checked.journal.prune(NOW)
     assert samples.ring(checked.journal, 0) == []
+
+
+def test_without_a_job_nothing_of_this_is_imported(checked):
+    given = checked.settings
+    code = (
+        "import sys; from slurm_gpuhealth.config.settings import Nvml, Paths, Settings\n"
+        "from slurm_gpuhealth.hooks import check\nfrom slurm_gpuhealth.node.journal import open_journal\n"
+        f"paths = Paths(state={given.paths.state!r}, run={given.paths.run!r}, proc={given.paths.proc!r})\n"
+        f"settings = Settings(nvml=Nvml(library={given.nvml.library!r}), paths=paths); journal = open_journal(paths)\n"
+        "check.watch.source(settings, journal, 'nvml', 1e9, 20.0)\n"
+        "print([name for name in sys.modules if '.measure' in name or name.endswith('.samples')])"
+    )
+
+    def imported():
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+    assert imported() == "[]"
+    start(checked, 7, 2)
+    assert "slurm_gpuhealth.measure.use" in imported()
