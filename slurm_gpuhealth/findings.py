@@ -35,7 +35,8 @@ class Finding:
     time: float
     """Seconds since the epoch, UTC."""
     source: str
-    """Where it comes from: `xid`, `sxid`, `aer`, `nvml`, `dcgm`, `dcgm-health`, `ib`, `host`, `site`, `driver`."""
+    """Where it comes from: `xid`, `sxid`, `aer`, `nvml`, `dcgm`, `dcgm-health`, `ib`, `host`, `site`, `driver`,
+    `job`."""
     code: str
     """The source's own short name for it, as the policy table and `sinfo -R` show it: `79`, `row-remap-failed`."""
     message: str

@@ -10,9 +10,16 @@ import click
 
 from slurm_gpuhealth.commands import common
 from slurm_gpuhealth.correlate import words
+from slurm_gpuhealth.measure import picture
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
+
+    from sqlalchemy import Connection
+
+MOST = 16
+"""GPUs of a job whose use is shown."""
 
 
 def explain_job(node: str, job: int, as_json: bool) -> None:
@@ -22,6 +29,8 @@ def explain_job(node: str, job: int, as_json: bool) -> None:
     with common.store(node) as db:
         attempts = judged.explained(db, job)
         actions = judged.actions(db, job)
+        for one in attempts:
+            one["uses"] = _uses(db, one["uses"])
     if not attempts:
         raise click.ClickException(
             f"job {job} is not in the cluster's record: it has not ended, or gpuhealth correlate has not run since"
@@ -48,6 +57,7 @@ def _print(one: dict[str, Any], attempts: int) -> None:
     say(f"{head} of {one['user']}, {one['name']!r}: {ended}")
     verdict = one["verdict"]
     if verdict is None:
+        _print_uses(one["uses"])
         say("  It ended well." if one["state"] == "COMPLETED" else "  Not judged yet: gpuhealth correlate does that.")
         return
     where = words.place(verdict["node"], verdict["gpu"], one["gpu_index"])
@@ -71,10 +81,30 @@ def _print(one: dict[str, Any], attempts: int) -> None:
         say("  Its log was not read.")
     if (one["reading"] or {}).get("flight"):
         say(f"  Its flight recorder: {one['reading']['evidence'][0]}.")
+    _print_uses(one["uses"])
     for action in one["actions"]:
         say(f"  Done {common.ago(time.time(), action['time'])}: {action['kind']}: {action['result']}")
     if verdict["advice"]:
         say(f"  What to do: {verdict['advice']}")
+
+
+def _uses(db: Connection, uses: Mapping[str, str]) -> list[dict[str, Any]]:
+    """How each GPU was used, in the order of nodes and GPUs."""
+    from slurm_gpuhealth.store import judged
+
+    found = [
+        {"node": node, "uuid": uuid, "gpu": judged.gpu_index(db, node, uuid), **one}
+        for node, text in sorted(uses.items())
+        for uuid, one in picture.read(text).items()
+    ]
+    return sorted(found, key=lambda one: (one["node"], one["gpu"] is None, one["gpu"] or 0))
+
+
+def _print_uses(uses: list[dict[str, Any]]) -> None:
+    for one in uses[:MOST]:
+        say(f"  {words.place(one['node'], one['uuid'], one['gpu'])} {picture.line(one)}")
+    if uses[MOST:]:
+        say(f"  ... and {len(uses) - MOST} more GPUs: --json")
 
 
 def _ran_again(later: dict[str, Any], last: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import click
 
 from slurm_gpuhealth.commands import common
 from slurm_gpuhealth.ladder import waits
-from slurm_gpuhealth.node import jobs
+from slurm_gpuhealth.node import jobs, samples
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,13 +37,14 @@ def status(node: str, as_json: bool) -> None:
 
 def gather(node: str, settings: Settings, journal: Journal) -> dict[str, Any]:
     """Everything that `status` shows, as its JSON."""
-    gpus = []
+    gpus, doing = [], samples.doing(journal)
     for gpu in _numbered(journal):
         row = journal.one(
             "SELECT level, outcome, time FROM diagnostic WHERE uuid = ? ORDER BY time DESC LIMIT 1", gpu["uuid"]
         )
         last = dict(zip(("level", "outcome", "time"), row)) if row else None
-        gpus.append({**gpu, "last_diagnostic": last, "state": _state(journal, gpu["uuid"])})
+        state = _state(journal, gpu["uuid"])
+        gpus.append({**gpu, "last_diagnostic": last, "state": state, "doing": doing.get(gpu["uuid"])})
     hold = journal.get("hold")
     last = journal.one("SELECT time, action, reason, result FROM decision ORDER BY id DESC LIMIT 1")
     # what stands, what waits, and the events that the hold is about
@@ -110,6 +111,10 @@ def show(facts: dict[str, Any]) -> None:
             for gpu in facts["gpus"]
         ],
     )
+    if busy := [gpu for gpu in facts["gpus"] if gpu["doing"]]:
+        click.echo()
+        header = ("GPU", "JOB", "DOES", "FOR", "BUSY", "POWER", "USUAL", "CLOCK", "MEMORY", "TEMPERATURE")
+        common.table(header, [(gpu["index"], *_doing(now, **gpu["doing"])) for gpu in busy])
     if facts["findings"]:
         click.echo()
         common.show_findings(facts["findings"])
@@ -121,6 +126,20 @@ def show(facts: dict[str, Any]) -> None:
     for name, source in facts["sources"].items():
         if source["error"]:
             click.echo(f"source {name}: {source['error']} ({common.ago(now, source['time'])})")
+
+
+def _doing(now: float, **gpu: Any) -> tuple[object, ...]:
+    """A row of what a GPU does for its job."""
+
+    def told(key: str, unit: str, of: float = 1) -> str:
+        return "-" if gpu.get(key) is None else f"{gpu[key] / of:.0f} {unit}"
+
+    does = f"not judged: {gpu['why']}" if gpu["why"] else gpu["does"]
+    power = f"{told('watts', 'W')} of {told('limit', 'W', 1000)}" if gpu.get("limit") else told("watts", "W")
+    return (
+        *(gpu["job"], does, common.ago(now, gpu["since"]).removesuffix(" ago"), told("utilization", "%"), power),
+        *(told("usual", "W"), told("clock", "MHz"), told("memory", "GiB", 1024), told("temperature", "°C")),
+    )
 
 
 def _state(journal: Journal, uuid: str) -> str:

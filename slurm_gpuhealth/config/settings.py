@@ -130,6 +130,13 @@ class Nvml:
 
 
 @frozen
+class Hang:
+    after: Seconds = 600.0
+    power: Share = 0.5
+    start: Seconds = 7200.0
+
+
+@frozen
 class DcgmModel:
     """One `[[dcgm.model]]`: DCGM's settings for one GPU model, instead of those in [dcgm]."""
 
@@ -428,6 +435,7 @@ class Settings:
     check: Check = Check()
     gpus: Gpus = Gpus()
     nvml: Nvml = Nvml()
+    hang: Hang = Hang()
     dcgm: Dcgm = Dcgm()
     host: Host = Host()
     infiniband: Infiniband = Infiniband()

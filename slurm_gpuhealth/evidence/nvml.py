@@ -15,14 +15,14 @@ from slurm_gpuhealth.findings import Finding, Gpu
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
     from slurm_gpuhealth.child import Probed
     from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.findings import Scalar, Severity
 
-STATIC = ("pci", "serial", "minor", "name", "vbios", "slowdown", "max_gen", "max_width", "nvlinks")
+STATIC = ("pci", "serial", "minor", "name", "vbios", "slowdown", "max_gen", "max_width", "max_clock", "nvlinks")
 LASTING = ("ecc_volatile", "ecc_aggregate", "mig", "gen", "width")
 """What a GPU's baseline takes from the reading, if it has it; `gen` and `width` are seen only under load."""
 
@@ -55,17 +55,22 @@ def read(
     timeout: float | None = None,
     full: bool = False,
     baseline: Mapping[str, Any] | None = None,
+    held: Collection[str] = (),
 ) -> Probed:
     """One reading (nvml_probe.read_all), made in a child that has `timeout` seconds (default: nvml.timeout).
 
-    Facts that do not change are read only for GPUs that `baseline` (from `judge_probed`) lacks; for all if `full`.
+    Facts that do not change are read only for GPUs that `baseline` (from `judge_probed`) lacks; for all if `full`. What
+    a GPU does for its job is read only of those in `held`, by UUID.
     """
     links = {uuid: gpu.get("nvlinks", 0) for uuid, gpu in (baseline or {}).get("gpus", {}).items()}
 
     def look() -> dict[str, Any]:
+        import gc
+
+        gc.disable()  # nvidia-ml-py's thousand functions are no garbage, and this child ends in a moment
         from slurm_gpuhealth.evidence.nvml_probe import read_all
 
-        return read_all(settings.nvml.library, links, full)
+        return read_all(settings.nvml.library, links, full, held)
 
     return probe(look, timeout=settings.nvml.timeout if timeout is None else timeout)
 

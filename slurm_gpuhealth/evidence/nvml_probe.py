@@ -6,7 +6,7 @@ The reading, of `marshal`'s types:
     {"failed": {"code": 9, "text": "Driver Not Loaded"}}
 
 GPU has "index", "errors" ({call: NVML return code}) and the keys of EACH_LOOK and FIELDS that the model and the driver
-know; also those of ONCE if the GPU was not in `links` or everything was asked for.
+know; also those of ONCE if the GPU was not in `links` or everything was asked for, and of WORKING if a job has it.
 """
 
 from __future__ import annotations
@@ -47,6 +47,17 @@ ONCE: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any] | None], ...] 
     ("slowdown", "GetTemperatureThreshold", (1,), None),
     ("max_gen", "GetMaxPcieLinkGeneration", (), None),
     ("max_width", "GetMaxPcieLinkWidth", (), None),
+    ("max_clock", "GetMaxClockInfo", (1,), None),
+)
+WORKING: tuple[tuple[str, str, tuple[int, ...], Callable[[Any], Any] | None], ...] = (
+    # Clocks of the SMs in MHz. Power and limit in mW, energy in mJ since the driver was loaded.
+    ("memory_utilization", "GetUtilizationRates", (), lambda rates: rates.memory),
+    ("power", "GetPowerUsage", (), None),
+    ("limit", "GetEnforcedPowerLimit", (), None),
+    ("energy", "GetTotalEnergyConsumption", (), None),
+    ("clock", "GetClockInfo", (1,), None),
+    ("memory", "GetMemoryInfo", (), lambda memory: memory.used >> 20),
+    ("processes", "GetComputeRunningProcesses", (), len),
 )
 UNDER_LOAD = (
     ("gen", "GetCurrPcieLinkGeneration", (), None),
@@ -57,13 +68,17 @@ ROWS_LEFT = (
 )
 # NVML_FI_* of nvml.h, all in one call; an unknown field does not affect the others.
 FIELDS = {"recovery": 230, "crc_flit": 38, "crc_data": 45, "link_replay": 52, "link_recovery": 59, "link_ecc": 160}
+ALL_LINKS = 0xFFFFFFFF
+TRAFFIC = {"nvlink_tx": (138, ALL_LINKS), "nvlink_rx": (139, ALL_LINKS), "pcie_tx": (197, 0), "pcie_rx": (198, 0)}
+"""Counters: KiB of data over NVLink, bytes over PCIe. (nvmlDeviceGetPcieThroughput takes 20 ms for each direction.)"""
 LINK_COUNT, LINK_STATE = 91, 165
 MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """The members of a field value's union, by its type."""
 
 
-def read_all(library: str, links: dict[str, int], full: bool) -> dict[str, Any]:
-    """One reading. `links`: the number of NVLinks of each GPU (by UUID) whose unchanging facts are already known."""
+def read_all(library: str, links: dict[str, int], full: bool, held: Collection[str] = ()) -> dict[str, Any]:
+    """One reading. `links`: the number of NVLinks of each GPU (by UUID) whose unchanging facts are already known;
+    `held`: the GPUs of running jobs."""
     began = time.monotonic()
     nvml = import_pynvml()
     try:
@@ -74,7 +89,7 @@ def read_all(library: str, links: dict[str, int], full: bool) -> dict[str, Any]:
         return {"failed": {"code": 12, "text": str(error)}}
     except nvml.NVMLError as error:
         return {"failed": {"code": error.value, "text": str(error)}}
-    gpus = [_read_gpu(nvml, index, links, full) for index in range(count)]
+    gpus = [_read_gpu(nvml, index, links, full, held) for index in range(count)]
     return {"driver": driver, "gpus": gpus, "seconds": time.monotonic() - began}
 
 
@@ -118,7 +133,7 @@ def pci_address(bus: bytes | str) -> str:
     return f"{int(domain, 16):04x}:{number}:{device.partition('.')[0]}"
 
 
-def _read_gpu(nvml: Any, index: int, links: dict[str, int], full: bool) -> dict[str, Any]:
+def _read_gpu(nvml: Any, index: int, links: dict[str, int], full: bool, held: Collection[str]) -> dict[str, Any]:
     gpu: dict[str, Any] = {"index": index, "errors": {}}
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -132,7 +147,10 @@ def _read_gpu(nvml: Any, index: int, links: dict[str, int], full: bool) -> dict[
         ask(nvml, handle, gpu, UNDER_LOAD)
     if any(gpu.get("rows", ())):
         ask(nvml, handle, gpu, ROWS_LEFT)
-    _ask_fields(nvml, handle, gpu, None if new else links[gpu["uuid"]])
+    working = gpu["uuid"] in held
+    if working:
+        ask(nvml, handle, gpu, WORKING)
+    _ask_fields(nvml, handle, gpu, None if new else links[gpu["uuid"]], TRAFFIC if working else {})
     return gpu
 
 
@@ -159,8 +177,10 @@ def ask(nvml: Any, handle: Any, gpu: dict[str, Any], calls: Collection[tuple[Any
             break
 
 
-def _ask_fields(nvml: Any, handle: Any, gpu: dict[str, Any], links: int | None) -> None:
-    """FIELDS, and "links": the state of each NVLink (0 inactive, 1 active, 2 asleep)."""
+def _ask_fields(
+    nvml: Any, handle: Any, gpu: dict[str, Any], links: int | None, more: dict[str, tuple[int, int]]
+) -> None:
+    """FIELDS, `more`, and "links": the state of each NVLink (0 inactive, 1 active, 2 asleep)."""
     if GPU_IS_LOST in gpu["errors"].values():
         return
     try:
@@ -168,14 +188,15 @@ def _ask_fields(nvml: Any, handle: Any, gpu: dict[str, Any], links: int | None) 
             (count,) = nvml.nvmlDeviceGetFieldValues(handle, [LINK_COUNT])
             links = _number(count) or 0
             gpu["nvlinks"] = links
-        wanted: list[Any] = [*FIELDS.values(), *((LINK_STATE, link) for link in range(links))]
+        fields = {**FIELDS, **more}
+        wanted: list[Any] = [*fields.values(), *((LINK_STATE, link) for link in range(links))]
         values = [_number(value) for value in nvml.nvmlDeviceGetFieldValues(handle, wanted)]
     except nvml.NVMLError as error:
         if error.value not in UNSUPPORTED:
             gpu["errors"]["GetFieldValues"] = error.value
         return
-    gpu.update((key, value) for key, value in zip(FIELDS, values) if value is not None)
-    states = values[len(FIELDS) :]
+    gpu.update((key, value) for key, value in zip(fields, values) if value is not None)
+    states = values[len(fields) :]
     if None in states:  # this driver does not have the state as a field
         states = [_link_state(nvml, handle, link) for link in range(links)]
     if states and None not in states:

@@ -72,6 +72,14 @@ def running(journal: Journal, but: int = 0) -> list[tuple[int, list[str]]]:
     return [(job, gpus.split(",") if gpus else []) for job, gpus in rows]
 
 
+def holding(journal: Journal) -> list[tuple[int, int, list[str]]]:
+    """(job id, restart, its GPUs) of the jobs that run here and whose GPUs are known."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    which = "ended IS NULL AND started > ? AND gpus != ''"
+    rows = journal.rows(f"SELECT job, restart, gpus FROM job WHERE {which} ORDER BY job", booted)  # noqa: S608 - ours
+    return [(job, restart, gpus.split(",")) for job, restart, gpus in rows]
+
+
 def holder(journal: Journal, uuid: str, when: float) -> tuple[int, int] | None:
     """(job id, uid) of the job that held GPU `uuid` at `when`; a fault is often logged just after its job's end."""
     row = journal.one(

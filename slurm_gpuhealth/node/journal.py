@@ -9,6 +9,7 @@
     figure       what tests measured, one row a figure and GPU
     step         each rung that the ladder ran here, and its result
     joblog       what a failed job's log said (joblog.py)
+    jobuse       how a job used its GPUs (samples.py)
     outbox       which of these rows are new or changed and wait to be shipped (ship/outbox.py)
 
 A program may be killed at any instruction: the file is still good (WAL). A corrupt file, whatever error it causes, is
@@ -141,7 +142,7 @@ class Journal:
                 self._fall_back(error)
 
     def prune(self, before: float) -> None:
-        """Delete rows older than `before`, except what stands, runs, or waits to be shipped."""
+        """Delete rows older than `before`, except what stands, runs, or waits to be shipped; and samples of no job."""
         waits = "({} NOT IN (SELECT id FROM outbox WHERE kind = '{}'))"
         for table, kind, key, which in (
             ("finding", "finding", "id", "seen < ?1 AND (NOT standing OR cleared IS NOT NULL)"),
@@ -156,8 +157,11 @@ class Journal:
             ("step", "step", "id", "time < ?1"),
             ("figure", "figure", "id", "time < ?1"),
             ("joblog", "log", "job", "time < ?1"),
+            ("jobuse", "use", "job", "time < ?1"),
         ):
             self.write(f"DELETE FROM {table} WHERE {which} AND {waits.format(key, kind)}", before)  # noqa: S608
+        if self.get("use") is None:
+            self.write("DELETE FROM state WHERE name GLOB 'sample-*'")
 
     def doubt(self, error: Exception) -> bool:
         """After an unexpected error of the program: whether the file caused it. If so, it was set aside."""

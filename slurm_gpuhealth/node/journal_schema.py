@@ -51,7 +51,12 @@ CREATE TABLE figure (
   id INTEGER PRIMARY KEY, time REAL NOT NULL, tool TEXT NOT NULL, version TEXT NOT NULL, uuid TEXT, gpu INTEGER,
   model TEXT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, unit TEXT NOT NULL);
 """
-BY_VERSION = (TABLES, STEPS, OUTBOX, "", FIGURES)
+USES = """
+CREATE TABLE jobuse (
+  job INTEGER NOT NULL, restart INTEGER NOT NULL, time REAL NOT NULL, gpus TEXT NOT NULL,
+  PRIMARY KEY (job, restart)) WITHOUT ROWID;
+"""
+BY_VERSION = (TABLES, STEPS, OUTBOX, "", FIGURES + USES)
 """What each version added; version 4 sealed the values of `state`."""
 MADE = "CAST({}time * 1e6 AS INTEGER)"
 """SQLite uses the number of a pruned row again, so a row's name includes its time."""
@@ -124,6 +129,14 @@ SHIPPED = {
         id="{}id",
         size="{}name",
         again="value",
+        since=5,
+    ),
+    "use": Shipped(
+        table="jobuse",
+        id="{}job",
+        sub="{}restart",
+        size="{}gpus",
+        again="gpus",
         since=5,
     ),
 }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Tables = dict[str, list[tuple[Any, ...]]]
 
-TABLES = ("state", "finding", "job", "diagnostic", "decision", "retest", "step", "joblog", "figure")
+TABLES = ("state", "finding", "job", "diagnostic", "decision", "retest", "step", "joblog", "figure", "jobuse")
 TYPES: dict[str, Any] = {"INTEGER": int, "REAL": float, "TEXT": str, "BLOB": bytes}
 MOST = {"INTEGER": 1 << 53, "REAL": 253402300800.0}
 """Larger than all our numbers; for times, the year 9999."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 
-from slurm_gpuhealth.node import identity, lock
+from slurm_gpuhealth.node import identity, jobs, lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from slurm_gpuhealth.child import Probed
     from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.findings import Finding
     from slurm_gpuhealth.node.journal import Journal
@@ -125,9 +126,13 @@ def _nvml(settings: Settings, journal: Journal, now: float, timeout: float) -> S
     baseline, boot = journal.get("nvml-baseline", {}), identity.boot_id(settings)
     timeout = min(timeout, settings.nvml.timeout)
     full = journal.get("nvml-boot") != boot  # the first reading of a boot includes what does not change: VBIOS, limits
-    probed = lock.guarded(
-        settings, journal, "nvml", timeout, lambda left: nvml.read(settings, timeout=left, full=full, baseline=baseline)
-    )
+    held = jobs.holding(journal)
+    busy = [uuid for _, _, uuids in held for uuid in uuids]
+
+    def read(left: float) -> Probed:
+        return nvml.read(settings, timeout=left, full=full, baseline=baseline, held=busy)
+
+    probed = lock.guarded(settings, journal, "nvml", timeout, read)
     if probed is None:
         return [nvml.hung(now)], False, {}
     findings, baseline = nvml.judge_probed(
@@ -137,10 +142,17 @@ def _nvml(settings: Settings, journal: Journal, now: float, timeout: float) -> S
         return findings, False, {}
     keep = ("pci", "serial", "minor", "name", "index")
     gpus = [{"uuid": uuid, **{k: gpu.get(k) for k in keep}} for uuid, gpu in baseline["gpus"].items()]
+    work: dict[str, Any] = {}
+    if held or journal.get("use"):
+        from slurm_gpuhealth.node import samples
+
+        stand, work = samples.take(settings, journal, held, probed.value["gpus"], now)
+        findings += stand
     return (
         findings,
         True,
         {
+            **work,
             "nvml-baseline": baseline,
             "nvml": {"time": now, **probed.value},
             "nvml-time": now,
@@ -188,7 +200,7 @@ def _inventory(settings: Settings, journal: Journal, now: float, timeout: float)
 
 SOURCES: dict[str, tuple[tuple[str, ...], float | Callable[[Settings], float], Look]] = {
     # key of [sources] → the findings' sources that it reads in full, seconds between two readings, how
-    "nvml": (("nvml", "driver"), 0, _nvml),
+    "nvml": (("nvml", "driver", "job"), 0, _nvml),
     "infiniband": (("ib",), 0, _infiniband),
     "host": (("host",), 0, _host),
     "site": (("site",), 0, _site),

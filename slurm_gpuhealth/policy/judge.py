@@ -28,6 +28,7 @@ SOURCE_OF = {  # a finding's source → the key of [sources] that governs it
     "kernel": "kernel",
     "nvml": "nvml",
     "driver": "nvml",
+    "job": "nvml",
     "inventory": "inventory",
     "dcgm": "dcgm",
     "dcgm-health": "dcgm_health",

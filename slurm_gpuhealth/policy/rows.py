@@ -39,6 +39,7 @@ DETAILS: dict[str, tuple[str, ...]] = {
         *("uncorrectable", "value", "vbios", "volatile"),
     ),
     "driver": ("class",),
+    "job": ("job", "kind", "restart", "since", "usual", "watts"),
     "inventory": ("class", "driver", "gres", "minor", "switches", "usual", "vbios"),
     "dcgm": ("bandwidth", "busy", "class", "entity_id", "error", "error_id", "exit_code", "level", "test"),
     "dcgm-health": ("entity", "error_id", "system", "value", "xid"),

@@ -141,10 +141,11 @@ def verdicts(
 
 
 def explained(db: Connection, job: int) -> list[dict[str, Any]]:
-    """Each attempt of the job with its verdict (None: not failed, or not judged yet) and its log's reading."""
+    """Each attempt of the job with its verdict (None: not failed, or not judged yet), its log's reading, and how it
+    used the GPUs (`uses`: node → measure.use.summary of each GPU, as JSON)."""
     from slurm_gpuhealth.logs.reading import read_reading
 
-    attempt, judged, log = schema.attempt, schema.verdict, schema.joblog
+    attempt, judged, log, use = schema.attempt, schema.verdict, schema.joblog, schema.jobuse
     query = (
         sql.select(attempt, judged.c.data, judged.c.scored)
         .join_from(attempt, judged, sql.and_(*_same(attempt, judged)), isouter=True)
@@ -153,16 +154,21 @@ def explained(db: Connection, job: int) -> list[dict[str, Any]]:
     )
     found = [_explained(row._asdict()) for row in db.execute(query)]
     readings = list(db.execute(sql.select(log.c.time, log.c.clock, log.c.reading).where(log.c.id == job)))
+    uses = list(db.execute(sql.select(use).where(use.c.id == job).order_by(use.c.time)))
     for one in found:
         # By time, not by number: Slurm uses numbers again one day, and a log must not go to another user.
-        near = (
-            row for row in readings if one["start"] <= row.time - (row.clock or 0.0) <= one["end"] + schema.END_NEAR
-        )
+        near = (row for row in readings if _within(one, row))
         texts = [row.reading for row in sorted(near, key=lambda row: row.time) if read_reading(row.reading)]
         one["reading"] = one["reading"] or (json.loads(texts[-1]) if texts else None)
+        one["uses"] = {row.node: row.gpus for row in uses if row.sub == one["attempt"] and _within(one, row)}
         judged_ = one["verdict"]
         one["gpu_index"] = gpu_index(db, judged_["node"], judged_["gpu"]) if judged_ else None
     return found
+
+
+def _within(attempt: Mapping[str, Any], row: Any) -> bool:
+    """Whether the node wrote this row during the attempt or soon after."""
+    return bool(attempt["start"] <= row.time - (row.clock or 0.0) <= attempt["end"] + schema.END_NEAR)
 
 
 def gpu_index(db: Connection, node: str | None, gpu: object) -> int | None:

@@ -82,7 +82,10 @@ def prune(engine: Engine, before: float) -> None:
     for table, when in (
         *(
             (one, one.c.time)
-            for one in (schema.finding, schema.diagnostic, schema.decision, schema.step, schema.figure, schema.joblog)
+            for one in (
+                *(schema.finding, schema.diagnostic, schema.decision, schema.step),
+                *(schema.figure, schema.joblog, schema.jobuse),
+            )
         ),
         *((schema.run, schema.run.c.started), (schema.skipped, schema.skipped.c.time)),
         *((schema.attempt, schema.attempt.c.end), (schema.attempt_node, schema.attempt_node.c.end)),

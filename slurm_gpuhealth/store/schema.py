@@ -160,6 +160,9 @@ figure = _shipped(  # what tests measured; `uuid` null: the node's own
     Column("value", Float),
     _text("unit"),
 )
+jobuse = _shipped(  # how a job used its node's GPUs (UUID → measure.use.summary, as JSON); `id` is the job
+    "jobuse", Column("time", Float, nullable=False), _text("gpus")
+)
 SHIPPED = {
     "finding": finding,
     "run": run,
@@ -168,6 +171,7 @@ SHIPPED = {
     "step": step,
     "log": joblog,
     "figure": figure,
+    "use": jobuse,
 }
 """Kind of a shipped record → its table."""
 
@@ -308,6 +312,7 @@ for _name, _columns in {
     "run_taken": (run.c.taken,),
     "joblog_job": (joblog.c.id,),
     "joblog_taken": (joblog.c.taken,),
+    "jobuse_job": (jobuse.c.id,),
     "diagnostic_node": (diagnostic.c.node, diagnostic.c.time),
     "diagnostic_taken": (diagnostic.c.taken,),
     "decision_time": (decision.c.time,),

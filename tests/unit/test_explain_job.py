@@ -16,6 +16,7 @@ from slurm_gpuhealth.commands.gpuhealth import main
 from slurm_gpuhealth.config.settings import Store
 from slurm_gpuhealth.correlate import words
 from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.measure import use
 from slurm_gpuhealth.outcomes import Suspicion, Term, Verdict
 from slurm_gpuhealth.slurm import control, remark
 from slurm_gpuhealth.slurm.node import NodeRecord
@@ -298,3 +299,55 @@ def test_what_is_not_installed_is_said_with_how_to_install_it(command, tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     pip = f"{os.path.dirname(sys.executable)}/pip"  # the one of this installation: the system's refuses
     assert done.stderr == f"Error: this command needs sqlalchemy: {pip} install 'slurm-gpuhealth[controller]'\n"
+
+
+def used(*phases):
+    """The summary of a GPU with these phases: minutes, watts, utilization."""
+    one, now = use.begin(END - 7200), END - 7200
+    for minutes, watts, busy in phases:
+        sample = {"utilization": busy, "power": watts * 1000, "limit": 700_000, "processes": 1, "memory_utilization": 0}
+        for _ in range(minutes):
+            one, now = use.add(one, now, sample, 0.5, 600.0), now + 60
+    return use.summary(one)
+
+
+def ship_use(store, attempt=0, node="n1", when=END + 30, **gpus):
+    key = {"journal": "j", "id": 7, "sub": attempt, "seq": 1, "taken": 1}
+    with open_store(store).begin() as db:
+        db.execute(sql.insert(schema.jobuse).values(**key, node=node, time=when, gpus=json.dumps(gpus)))
+
+
+def test_each_gpu_of_the_job_has_a_line_with_its_phases(ask):
+    at_work = (20, 80, 0), (60, 610, 98)
+    gpus = {"GPU-3": used(*at_work, (40, 120, 100)), "GPU-9": used(*at_work, (40, 80, 0))}
+    ship_use(ask.store, **gpus)
+    ship_use(ask.store, node="n2", when=END + 86400, **{"GPU-1": used((9, 610, 98))})  # of another job of this number
+    said = ask("7").output.splitlines()
+    (three,) = [line for line in said if "n1 GPU3 " in line]
+    assert three.endswith(" idle 20 min, working 1 h, spinning 40 min; usually 610 of 700 W")
+    bars = three.split()[2]
+    assert (len(bars), bars[0], bars[15], bars[-1]) == (30, "▁", "▇", "▂")
+    assert any("n1 GPU GPU-9" in line and "working 1 h, idle 40 min" in line for line in said)
+    assert not any("GPU-1" in line for line in said)
+    first = json.loads(ask("7", "--json").output.splitlines()[0])
+    assert [(one["node"], one["gpu"], one["usual"]) for one in first["uses"]] == [("n1", 3, 610), ("n1", None, 610)]
+
+
+def test_a_job_of_many_phases_is_told_by_their_sum(ask):
+    ship_use(ask.store, **{"GPU-3": used(*[(5, 610, 98), (5, 80, 0)] * 10)})
+    assert "working 49 min, idle 50 min; idle for 4 min at once; usually" in ask("7").output
+
+
+@pytest.mark.parametrize("wrong", ["[" * 5000, "null", '{"GPU-3": {}}', '{"GPU-3": 5}', "{"])
+def test_a_use_that_no_node_of_ours_wrote_is_left_out(ask, wrong):
+    good = {"GPU-3": used((60, 610, 98))}
+    ship_use(ask.store)
+    for text in (
+        wrong,
+        *(json.dumps({"GPU-3": {**good["GPU-3"], key: "x"}}) for key in ("series", "spent", "every", "usual")),
+    ):
+        with open_store(ask.store).begin() as db:
+            db.execute(sql.update(schema.jobuse).values(gpus=text))
+        said = ask("7")
+        assert said.exit_code == 0
+        assert "n1 GPU3 ▇" not in said.output

@@ -62,7 +62,9 @@ def test_every_kind_of_row_waits(ships):
     )
     ships.write("INSERT OR REPLACE INTO joblog VALUES (7, 2, 1, '{}')")
     ships.write(FIGURE, 1)
-    assert [row[0] for row in waiting(ships)] == ["finding", "run", "diagnostic", "decision", "step", "log", "figure"]
+    ships.write("INSERT OR REPLACE INTO jobuse VALUES (7, 2, 1, '{}')")
+    kinds = ["finding", "run", "diagnostic", "decision", "step", "log", "figure", "use"]
+    assert [row[0] for row in waiting(ships)] == kinds
     assert {row[0] for row in waiting(ships)} == set(journal_schema.SHIPPED)
 
 

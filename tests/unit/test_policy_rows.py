@@ -115,6 +115,7 @@ REVIEWED = [
     *((f"nvml:{code}", {}, 99, "warning", "") for code in (
         "hot", "pcie-width", "pcie-gen", "replay", "nvlink", "ecc-off", "driver", "vbios", "init", "handle")),
     *((f"nvml:{code}", {}, 99, "info", "") for code in ("persist", "mig", "timeout", "probe", "call", "permission")),
+    ("job:stalled", {"kind": "spinning"}, 99, "info", ""), ("job:never-started", {"kind": "idle"}, 99, "info", ""),
     ("inventory:fabric-manager", {}, 9, "warning", ""),
     # DCGM, at any level and for any test.
     ("dcgm:memory", {"class": "ISOLATE", "error_id": 58}, 1, "fault", "L3"),
@@ -271,9 +272,8 @@ def test_every_detail_that_a_source_gives_can_be_asked_for():
     files = [
         *package.glob("evidence/*.py"),
         package / "diagnose/model.py",
-        package / "node/run_level.py",
-        package / "node/tools.py",
-        package / "node/slow.py",
+        *package.glob("node/*.py"),
+        *package.glob("measure/*.py"),
     ]
     given = set()
     for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):

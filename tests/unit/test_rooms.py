@@ -15,7 +15,7 @@ FLOORS = """
     simulate
     correlate
     policy
-    evidence
+    evidence measure
     store
     slurm
     diagnose logs

@@ -58,6 +58,7 @@ COMPUTED = {
     ("infiniband", "name"): [f"ib:{name}" for name in (*infiniband.ONCE, *infiniband.MANY)],
     ("leftovers", "'leftover', code"): [],  # what _held and _changed yield
     ("record", "source, code"): [],  # read back
+    ("samples", "'job', code"): ["job:stalled", "job:never-started"],
 }
 PASSES_ON = ("_tool", "_config", "_found", "found")
 """Functions whose own call to a maker has the code from their caller, where it is looked at."""
@@ -126,7 +127,7 @@ def test_the_enumeration_sees_codes_of_every_source():
     keys = emitted()
     assert {key.partition(":")[0] for key in keys} == {
         *("xid", "sxid", "aer", "nvrm", "nvml", "driver", "inventory", "dcgm", "dcgm-health", "ib", "host", "site"),
-        *("kernel", "leftover", "tool", "gpu"),
+        *("kernel", "leftover", "tool", "gpu", "job"),
     }
     assert {
         *("nvml:lost", "nvml:ecc", "nvml:thermal", "nvml:remap-fail", "nvml:nvlink", "driver:hung", "driver:mismatch"),

@@ -14,6 +14,7 @@
      gpu.3.field.94 12                         an NVML_FI_ field value
      gpu.3.nvlink.7 0                          the state of one NVLink
      gpu.3.processes 4711:1048576,4712:0       pid:bytes
+     gpu.3.energy 120000                       mJ since the driver was loaded; not supported unless it is given
 
    What nvidia-smi's setters would change is appended to the scenario, so that the next process sees it. */
 #define _GNU_SOURCE
@@ -48,6 +49,8 @@ static const char *const healthy[][2] = {
     {"replay", "0"}, {"persistence", "1"}, {"mig", "0"}, {"mig_pending", "0"}, {"utilization", "0"},
     {"memory_utilization", "0"}, {"pstate", "0"}, {"compute_mode", "0"}, {"default_power_limit", "700000"},
     {"clock", "345"}, {"app_clock", "1980"}, {"default_app_clock", "1980"}, {"nvlinks", "18"},
+    {"max_clock", "1980"}, {"power", "71000"}, {"memory_total", "85520809984"}, {"memory_used", "0"},
+    {"field.138", "0"}, {"field.139", "0"}, {"field.197", "0"}, {"field.198", "0"},
     {"field.91", "18"}, {"field.38", "0"}, {"field.45", "0"}, {"field.52", "0"}, {"field.59", "0"}, {"field.230", "0"},
     {"processes", ""},
 };
@@ -251,6 +254,8 @@ NUMBER(nvmlDeviceGetPersistenceMode, "persistence")
 NUMBER(nvmlDeviceGetPerformanceState, "pstate")
 NUMBER(nvmlDeviceGetComputeMode, "compute_mode")
 NUMBER(nvmlDeviceGetPowerManagementLimit, "power_limit")
+NUMBER(nvmlDeviceGetEnforcedPowerLimit, "power_limit")
+NUMBER(nvmlDeviceGetPowerUsage, "power")
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, "default_power_limit")
 
 #define TWO(F, A, B) Return F(Device d, Uint *a, Uint *b) { TRY(d); Return r = number(d, A, a); return r ? r : number(d, B, b); }
@@ -259,13 +264,22 @@ TWO(nvmlDeviceGetMigMode, "mig", "mig_pending")
 
 #define CLOCK(F, K) Return F(Device d, int type, Uint *out) { (void)type; TRY(d); return number(d, K, out); }
 CLOCK(nvmlDeviceGetClockInfo, "clock")
+CLOCK(nvmlDeviceGetMaxClockInfo, "max_clock")
 CLOCK(nvmlDeviceGetApplicationsClock, "app_clock")
 CLOCK(nvmlDeviceGetDefaultApplicationsClock, "default_app_clock")
 
 static Return wide(Device d, const char *name, unsigned long long *out) {
-    Uint v = 0;
-    Return r = number(d, name, &v);
-    *out = v;
+    const char *v = value(d, name);
+    Return r = code(v);
+    *out = r ? 0 : strtoull(v, NULL, 0);
+    return r;
+}
+Return nvmlDeviceGetTotalEnergyConsumption(Device d, unsigned long long *out) { TRY(d); return wide(d, "energy", out); }
+Return nvmlDeviceGetMemoryInfo(Device d, unsigned long long out[3]) { /* total, free, used */
+    TRY(d);
+    Return r = wide(d, "memory_total", &out[0]);
+    if (!r) r = wide(d, "memory_used", &out[2]);
+    out[1] = out[0] - out[2];
     return r;
 }
 Return nvmlDeviceGetCurrentClocksEventReasons(Device d, unsigned long long *out) { TRY(d); return wide(d, "event_reasons", out); }
@@ -340,11 +354,11 @@ Return nvmlDeviceGetFieldValues(Device d, int count, Field *fields) {
     TRY(d);
     for (int i = 0; i < count; i++) {
         char name[32];
-        Uint v = 0;
+        Uint state = 0;
         snprintf(name, sizeof name, "field.%u", fields[i].field);
-        fields[i].result = fields[i].field == 165 ? link_state(d, fields[i].scope, &v) : number(d, name, &v);
-        fields[i].value.u = v;
-        fields[i].type = 1; /* unsigned int */
+        fields[i].result = fields[i].field == 165 ? link_state(d, fields[i].scope, &state) : wide(d, name, &fields[i].value.u);
+        if (fields[i].field == 165) fields[i].value.u = state;
+        fields[i].type = 3; /* unsigned long long */
     }
     return OK;
 }

@@ -1,0 +1,73 @@
+"""Whether a job stands still on this node: from what its GPUs do (use.py) to what is said of them. Pure.
+
+A job works while one of its GPUs here works: a long evaluation on one GPU keeps the others waiting, and is no hang. If
+none has worked for a time, each GPU that had worked before and has a process is said to be spinning or idle.
+"""
+
+from __future__ import annotations
+
+from slurm_gpuhealth.measure import use
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from slurm_gpuhealth.config.settings import Hang
+
+    Sample = Mapping[str, Any]
+    Job = dict[str, Any]
+    """`gpus`: UUID → use; `quiet`: since when none of them works, None while one does, or before one ever has;
+    `pause`: the longest time after which one worked again."""
+    Said = tuple[str, str, dict[str, Any]]
+    """The GPU's UUID, the finding's code, its details."""
+
+PATIENCE = 2.0
+"""A job whose GPUs have paused all together is given so many times its longest pause, PAUSES * `hang.after` at most."""
+PAUSES = 4.0
+STANDS = ("spinning", "idle")
+
+
+def begin() -> Job:
+    return {"gpus": {}, "quiet": None, "pause": 0.0}
+
+
+def add(job: Job, now: float, seen: Mapping[str, Sample | None], whys: Mapping[str, str], hang: Hang) -> Job:
+    """`job` after one more sample of each of its GPUs. None: the GPU gave no answer. `whys`: UUID → why it can't be
+    judged, a GPU that several jobs share for example."""
+    gpus = {
+        uuid: use.add(job["gpus"].get(uuid) or use.begin(now), now, one, hang.power, hang.after, whys.get(uuid, ""))
+        for uuid, one in seen.items()
+    }
+    quiet, pause = job["quiet"], job["pause"]
+    if any(one["does"] == "working" for one in gpus.values()):
+        if quiet is not None:
+            pause = max(pause, now - quiet)
+        quiet = None
+    elif any(one["worked"] for one in gpus.values()):
+        quiet = max(one["quiet"] for one in gpus.values() if one["worked"])
+    return {"gpus": gpus, "quiet": quiet, "pause": pause}
+
+
+def judge(job: Job, now: float, hang: Hang) -> list[Said]:
+    """What is to be said of the job's GPUs now: `stalled` with the kind, or `never-started`; details have `since`."""
+    gpus = job["gpus"]
+    if any(one["does"] in ("working", "unknown") for one in gpus.values()):
+        return []
+    known = {uuid: one for uuid, one in gpus.items() if use.usual(one) is not None}
+    if known:
+        if now - job["quiet"] < max(hang.after, min(PATIENCE * job["pause"], PAUSES * hang.after)):
+            return []
+        return [(uuid, "stalled", _details(one)) for uuid, one in known.items() if one["does"] in STANDS]
+    if any(one["worked"] for one in gpus.values()):  # too short to know its usual power
+        return []
+    spins = {uuid: one for uuid, one in gpus.items() if one["does"] == "spinning"}
+    if spins and all(now - one["since"] >= hang.after for one in spins.values()):
+        return [(uuid, "never-started", _details(one)) for uuid, one in spins.items()]
+    if gpus and all(now - one["quiet"] >= hang.start for one in gpus.values()):
+        return [(uuid, "never-started", _details(one)) for uuid, one in gpus.items() if one["does"] != "lost"]
+    return []
+
+
+def _details(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {"kind": one["does"], "since": round(one["quiet"]), "watts": one["watts"], "usual": use.usual(one)}
