@@ -323,6 +323,12 @@ class Suspicion:
 
 
 @frozen
+class Metrics:
+    textfile: File = ""
+    """On a node; empty: none is written."""
+
+
+@frozen
 class Correlate:
     rungs: Literal["enforce", "shadow", "off"] = "shadow"
     comment: bool = False
@@ -390,6 +396,7 @@ class Settings:
     joblog: JobLog = JobLog()
     store: Store = Store()
     accounting: Accounting = Accounting()
+    metrics: Metrics = Metrics()
     correlate: Correlate = Correlate()
     suspicion: Suspicion = Suspicion()
     place: tuple[Place, ...] = ()

@@ -1,0 +1,1 @@
+"""What Prometheus reads: `table` explains each metric, `node` gathers the values, `text` writes them."""
