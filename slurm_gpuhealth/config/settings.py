@@ -326,6 +326,8 @@ class Suspicion:
 class Metrics:
     textfile: File = ""
     """On a node; empty: none is written."""
+    cluster: File = ""
+    """On the controller."""
 
 
 @frozen

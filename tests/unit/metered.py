@@ -1,9 +1,18 @@
-"""Journals with something of everything that metrics are made of."""
+"""Journals and a store with something of everything that metrics are made of."""
 
-from slurm_gpuhealth.config.settings import Metrics
+import json
+import time
+
+import sqlalchemy as sql
+
+from slurm_gpuhealth.config.settings import Metrics, Store
 from slurm_gpuhealth.findings import Finding, Gpu
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.node import record, watch
+from slurm_gpuhealth.outcomes import CAUSES, Suspicion
+from slurm_gpuhealth.slurm import reason
+from slurm_gpuhealth.slurm.node import Hold
+from slurm_gpuhealth.store import judged, schema
 
 GPUS = [
     {
@@ -53,6 +62,50 @@ def broken(journal, settings, now):
     journal.put("hold", {"reason": HELD, "since": now - 60, "seen": now})
     journal.put("waits", "Xid79 GPU3 L3")
     journal.write("INSERT INTO outbox (kind, id, sub, time, bytes) VALUES ('finding', 1, 1, ?, 400)", now)
+
+
+def filled(settings, engine, now):
+    """A store of three nodes, of which n3 is silent; each cause once, n1 failed twice."""
+    with engine.begin() as db:
+        for number, cause in enumerate((*CAUSES, "node", "")):
+            node = f"n{number % 3 + 1}"
+            key = {"cluster": "c", "job": number, "attempt": 0}
+            ran = {"start": now - 14400, "end": now - 7200 - 4000 * (number == 6)}
+            db.execute(
+                sql.insert(schema.attempt).values(**key, **ran, nodes=json.dumps([node, "n9"]), gpu_seconds=1000.0)
+            )
+            db.execute(sql.insert(schema.attempt_node).values(**key, **ran, node=node))
+            if cause:
+                told = {"cause": cause, "node": "n1", "scored": now, "data": "{}"}
+                db.execute(sql.insert(schema.verdict).values(**key, **told))
+        for number, node in enumerate(("n1", "n2", "n3")):
+            db.execute(sql.insert(schema.node).values(node=node, journal="j", last_shipped=now - (0, 0, 90000)[number]))
+            row = {"node": node, "journal": "j", "id": 1, "sub": 0, "seq": 1, "taken": number, "time": now - 60}
+            faulty = {"source": "xid", "code": "79", "severity": "fault", "mode": "shadow"}
+            db.execute(sql.insert(schema.finding).values(**row, **faulty))
+            db.execute(sql.insert(schema.finding).values(**{**row, "id": 2, "time": now - 90000}, **faulty))
+            db.execute(sql.insert(schema.step).values(**row, rung="L3", outcome="pass"))
+            db.execute(sql.insert(schema.decision).values(**row, action="drained"))
+        judged.keep_suspicions(
+            db, [Suspicion("n1", now, 0.91, 0.2, 3.0, 0.1, "L4"), Suspicion("n2", now, 0.1, 0, 0, 0)], now
+        )
+
+
+def stored(settings, tmp_path):
+    store = Store(database=str(tmp_path / "store/cluster.db"))
+    return replace(settings, store=store, metrics=Metrics(cluster=str(tmp_path / "cluster.prom")))
+
+
+def holds(now=None):
+    """What control.holds returns: one node at the end of its ladder, a new hold, a sweep."""
+    said = time.gmtime(now or time.time())
+    since = time.strftime("%m-%dT%H:%MZ", said)
+    ours = (
+        reason.Reason("memory", 3, "L4", "fail", since="01-01T00:00Z", next="RMA"),
+        reason.Reason("Xid48", 1, "L3", "queued", since=since),
+        reason.Reason("sweep", None, "L2", "running", since=since),
+    )
+    return [Hold(f"n{number}", one, 0.0) for number, one in enumerate(ours)], 40
 
 
 def values(text):

@@ -10,7 +10,7 @@ import pytest
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.hooks import check
 from slurm_gpuhealth.metrics import node, text
-from slurm_gpuhealth.metrics.table import NODE
+from slurm_gpuhealth.metrics.table import CLUSTER, NODE
 from slurm_gpuhealth.node import hook, identity, record
 from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.policy.judge import SOURCE_OF
@@ -164,6 +164,10 @@ def test_each_value_has_the_labels_of_its_metric(on, journal):
     found = node.gather(on, journal, kept, NOW, 0.1)
     assert found.keys() == NODE.keys()
     assert not [name for name, rows in found.items() for labels in rows if len(labels) != len(NODE[name][1])]
+
+
+def test_no_name_is_both_a_nodes_and_the_clusters():
+    assert not NODE.keys() & CLUSTER.keys()
 
 
 def test_text_of_others_can_not_break_a_line():
