@@ -48,7 +48,7 @@ def main() -> None:
         with engine.begin() as db:
             for statement in FILL:
                 db.exec_driver_sql(f"{COUNT} {statement}")
-        for name in ("first", "later"):
+        for name in ("first", "second", "third", "fourth", "later"):
             began, cpu = time.monotonic(), time.process_time()
             cluster.publish(settings, engine, NOW, 0.0, 0)
             for what, spent in ((name, time.monotonic() - began), (f"{name}-cpu", time.process_time() - cpu)):

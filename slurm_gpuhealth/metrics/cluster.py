@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 DAY = 86400.0
 DAYS = 28
 """How far back the MTBF looks."""
+AT_ONCE = 9
+"""Days that a run reads at most; the last two are read each time."""
 WORST = 20
 """Nodes whose probability has a series of its own."""
 CODES = 500
@@ -65,7 +67,7 @@ def gather(db: Connection, settings: Settings, now: float) -> tuple[dict[str, Va
         **_slurm(settings, now),
         **_suspects(db),
         **_verdicts(db, now),
-        **_mtbf(db, sum(days.values()), now),
+        **_mtbf(db, days),
         **{
             f"gpuhealth_cluster_{name}_1d": _last_day(db, table, names, now) for name, (table, names) in COUNTED.items()
         },
@@ -132,9 +134,18 @@ def _same(attempt: sql.Table, verdict: sql.Table) -> list[sql.ColumnElement[bool
 
 
 def _node_time(db: Connection, now: float) -> dict[str, float]:
-    """Day → node-seconds of the GPU attempts that ended then. Days that are over for a day are remembered."""
+    """Day → node-seconds of the GPU attempts that ended then, the last days first. Days that are over for a day are
+    remembered; a run reads AT_ONCE others, so the first runs know fewer days."""
     known, today = json.loads(judged.get_cursor(db, "node-time") or "{}"), int(now // DAY)
-    return {str(day): known.get(str(day)) or _of_day(db, day) for day in range(today - DAYS + 1, today + 1)}
+    days: dict[str, float] = {}
+    unread = AT_ONCE
+    for day in range(today, today - DAYS, -1):
+        if str(day) not in known:
+            unread -= 1
+            if unread < 0:
+                break
+        days[str(day)] = known[str(day)] if str(day) in known else _of_day(db, day)
+    return days
 
 
 def _of_day(db: Connection, day: int) -> float:
@@ -144,9 +155,9 @@ def _of_day(db: Connection, day: int) -> float:
     return float(db.execute(sql.select(sql.func.sum((one.end - one.start) * nodes)).where(*which)).scalar() or 0.0)
 
 
-def _mtbf(db: Connection, seconds: float, now: float) -> dict[str, Values]:
+def _mtbf(db: Connection, days: dict[str, float]) -> dict[str, Values]:
     attempt, verdict = schema.attempt, schema.verdict
-    since = (now // DAY - DAYS + 1) * DAY
+    seconds, since = sum(days.values()), min(map(int, days)) * DAY
     rows = db.execute(
         sql.select(verdict.c.node, attempt.c.end)
         .where(*_same(attempt, verdict), verdict.c.cause == "node")

@@ -127,10 +127,22 @@ def test_days_that_are_over_are_read_once(given, engine, held):
     with engine.begin() as db:
         kept = judged.get_cursor(db, "node-time")
         assert "100.0" in kept
-        assert kept.count(":") == 26
+        assert kept.count(":") == cluster.AT_ONCE - 2  # today and yesterday may change
         db.execute(sql.delete(schema.attempt).where(schema.attempt.c.job == 105))
     assert told(given, engine)['node_mtbf_seconds{bound="lower"}'] == before
     assert told(given, engine, NOW + 30 * 86400).get('node_mtbf_seconds{bound="lower"}') is None
+
+
+def test_the_first_runs_look_back_further_and_further(given, engine, held):
+    metered.filled(given, engine, NOW)
+    with engine.begin() as db:
+        row = {"cluster": "c", "job": 100, "attempt": 0, "nodes": '["n1"]', "gpu_seconds": 1.0}
+        db.execute(sql.insert(schema.attempt).values(**row, start=NOW - 27 * 86400 - 5e6, end=NOW - 27 * 86400))
+        db.execute(sql.delete(schema.verdict))
+    seen = [told(given, engine)['node_mtbf_seconds{bound="lower"}'] for _ in range(6)]
+    assert [one == seen[0] for one in seen] == [True, True, True, False, False, False]
+    with reading(engine) as db:
+        assert judged.get_cursor(db, "node-time").count(":") == cluster.DAYS - 2
 
 
 def test_each_value_has_the_labels_of_its_metric_and_each_metric_a_value(given, engine, held):
