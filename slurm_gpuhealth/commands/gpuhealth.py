@@ -25,6 +25,7 @@ COMMANDS = {  # name of the command and of its module here (`import_` for a Pyth
     "jobs": "The failed jobs, and what they died of.",
     "lemons": "The nodes on which more jobs die than on their peers.",
     "correlate": "Judge what is new, on the controller, and act on it.",
+    "metrics": "The cluster's figures, as Prometheus reads them.",
     "import": "Write past jobs and events to files for replay.",
     "xid": "Explain an Xid, or decode a kernel log.",
     "diag": "Which DCGM tests run here; what dcgmi diag printed.",

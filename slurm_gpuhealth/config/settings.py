@@ -335,6 +335,14 @@ class Suspicion:
 
 
 @frozen
+class Metrics:
+    textfile: File = ""
+    """On a node; empty: none is written."""
+    cluster: File = ""
+    """On the controller."""
+
+
+@frozen
 class Correlate:
     rungs: Literal["enforce", "shadow", "off"] = "shadow"
     comment: bool = False
@@ -449,6 +457,7 @@ class Settings:
     joblog: JobLog = JobLog()
     store: Store = Store()
     accounting: Accounting = Accounting()
+    metrics: Metrics = Metrics()
     correlate: Correlate = Correlate()
     suspicion: Suspicion = Suspicion()
     place: tuple[Place, ...] = ()

@@ -8,6 +8,7 @@ If it is killed before the commit, nothing has happened; after it, nothing is ju
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from heapq import merge
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from slurm_gpuhealth.controller import accounting, action_log, actions, ingest, 
 from slurm_gpuhealth.correlate import cases, context, place
 from slurm_gpuhealth.correlate.engine import Correlator
 from slurm_gpuhealth.correlate.state import AppState, Case, FleetState, Incident, NodeState, Record, State
-from slurm_gpuhealth.frozen import frozen
+from slurm_gpuhealth.frozen import frozen, replace
 from slurm_gpuhealth.outcomes import Attempt, Event
 from slurm_gpuhealth.slurm import control, sacct, topology
 from slurm_gpuhealth.store import judged, query, schema
@@ -62,11 +63,26 @@ def once(settings: Settings, now: float, act: bool = True) -> Done:
     """Read the records, judge, and act. Raises StoreError if there is no store; accounting that is down is trouble."""
     if now < SET:
         return Done(trouble=(f"the clock of this host is not set: it says {now:.0f} s after 1970; nothing is judged",))
-    engine = open_store(settings)
+    engine, began = open_store(settings), time.monotonic()
     with alone(engine) as mine:
         if mine:
-            return _once(engine, settings, now, act)
+            done = _once(engine, settings, now, act)
+            return _publish(engine, settings, now, time.monotonic() - began, done)
     return Done(trouble=("another run is active on another host",))
+
+
+def _publish(engine: sql.Engine, settings: Settings, now: float, took: float, done: Done) -> Done:
+    """Write the cluster's metrics, if they are on."""
+    if not settings.metrics.cluster:
+        return done
+    from slurm_gpuhealth.metrics import cluster
+
+    try:
+        cluster.publish(settings, engine, now, took, len(done.trouble))
+    except OSError as error:
+        told = f"metrics.cluster {settings.metrics.cluster}: {error.strerror}"
+        return replace(done, trouble=(*done.trouble, told))
+    return done
 
 
 def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.doctor.line import Config
     from slurm_gpuhealth.node.journal import Journal
 
-DAY = 86400.0
 OLD = 3600.0
 """Seconds after which a waiting record should have been shipped."""
 ALWAYS = frozenset(("cpu", "mem", "energy", "node", "billing", "fs/disk", "vmem", "pages"))
@@ -148,19 +147,12 @@ def examine_controller(settings: Settings, here: bool, now: float) -> Iterator[L
 
 
 def silent(settings: Settings, now: float) -> dict[str, Any]:
-    """The number of `nodes` in the store, and the `silent` nodes: they shipped nothing for an hour after a GPU job."""
-    import sqlalchemy as sql
-
+    """What `query.silent` returns."""
     from slurm_gpuhealth.store import open as opening
-    from slurm_gpuhealth.store import schema
+    from slurm_gpuhealth.store import query
 
-    node, job, of = schema.node.c, schema.attempt_node.c, schema.attempt.c
-    same = [job[name] == of[name] for name in ("cluster", "job", "attempt")]
     with opening.reading(opening.open_store(settings)) as db:
-        heard = dict(db.execute(sql.select(node.node, sql.func.max(node.last_shipped)).group_by(node.node)).all())
-        ended = sql.select(job.node, sql.func.max(job.end)).where(*same, job.end > now - DAY, job.end < now - OLD)
-        ends = db.execute(ended.where(of.gpu_seconds > 0).group_by(job.node)).all()
-    return {"nodes": len(heard), "silent": sorted(name for name, end in ends if (heard.get(name) or 0) < end)}
+        return query.silent(db, now)
 
 
 def judge_controller(ran: float, facts: Mapping[str, Any], error: str, now: float) -> Iterator[Line]:

@@ -34,6 +34,10 @@ def check() -> int:
         return 0
     try:
         look(settings, journal, node, began + settings.check.timeout)
+        if settings.metrics.textfile:
+            from slurm_gpuhealth.metrics import node as metrics
+
+            metrics.publish(settings, journal, time.time(), time.monotonic() - began)
     finally:
         os.close(turn)
     return 0

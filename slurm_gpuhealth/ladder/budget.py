@@ -55,21 +55,35 @@ def kind(ours: Reason) -> Kind:
 def place(mine: Hold, holds: Iterable[Hold], total: int, settings: Settings, now: float) -> Place:
     """Whether the claim `mine` fits. Not yet written, it has an infinite `time`, which is after every claim."""
     others = [hold for hold in holds if hold.node != mine.node and _before(hold, mine, now)]
-    limits, which, kinds = settings.drain, kind(mine.ours), [kind(hold.ours) for hold in others]
+    which, kinds, limit = kind(mine.ours), [kind(hold.ours) for hold in others], limits(total, settings)
     counts = {name: kinds.count(name) for name in WORDS}
-    share = {"sweep": settings.sweep.budget, "lost": limits.lost, "confirmed": limits.confirmed, "new": limits.budget}
-    floor = 1 if which == "sweep" else limits.floor
-    if counts[which] + 1 > most(total, share[which], floor):
+    if counts[which] + 1 > limit[which]:
         return Place(False, f"{counts[which]} of {total} nodes are held already ({WORDS[which]})")
-    if which != "confirmed" and counts["confirmed"] >= most(total, limits.confirmed, 2 * limits.floor):
+    alarm = most(total, settings.drain.confirmed, 2 * settings.drain.floor)
+    if which != "confirmed" and counts["confirmed"] >= alarm:
         return Place(False, f"diagnoses have confirmed faults on {counts['confirmed']} of {total} nodes: look at them")
-    an_hour = most(total, limits.per_hour, 2 * limits.floor)
-    drained = [hold for hold, one in zip(others, kinds) if one != "sweep"]
-    if which != "sweep" and len(drained) >= an_hour:  # else it does not matter when
-        recent = sum(now - (began(hold.ours, now) or hold.time) < 3600 for hold in drained)
-        if recent >= an_hour:
+    if which != "sweep" and len(others) - counts["sweep"] >= limit["hour"]:  # else it does not matter when
+        recent = in_last_hour(others, now)
+        if recent >= limit["hour"]:
             return Place(False, f"{recent} nodes were drained in the last hour")
     return Place(True)
+
+
+def limits(total: int, settings: Settings) -> dict[str, int]:
+    """How many of `total` nodes may be held, by kind; `hour`: new holds in an hour, without sweeps."""
+    drain = settings.drain
+    return {
+        "new": most(total, drain.budget, drain.floor),
+        "lost": most(total, drain.lost, drain.floor),
+        "confirmed": most(total, drain.confirmed, drain.floor),
+        "sweep": most(total, settings.sweep.budget, 1),
+        "hour": most(total, drain.per_hour, 2 * drain.floor),
+    }
+
+
+def in_last_hour(holds: Iterable[Hold], now: float) -> int:
+    """How many of the holds began in the last hour, without sweeps."""
+    return sum(kind(hold.ours) != "sweep" and now - (began(hold.ours, now) or hold.time) < 3600 for hold in holds)
 
 
 def _before(hold: Hold, mine: Hold, now: float) -> bool:

@@ -9,6 +9,7 @@ FLOORS = """
     commands
     hooks doctor
     controller
+    metrics
     ladder
     ship
     node
