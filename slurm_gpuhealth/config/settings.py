@@ -284,11 +284,11 @@ class Accounting:
 class Suspicion:
     """The constants of the correlator's method; etc/gpuhealth.toml says where each comes from."""
 
-    hazards: tuple[Number, ...] = (0.003, 0.02, 0.06, 0.2, 0.6, 0.6, 0.6)
+    hazards: tuple[Number, ...] = (0.003, 0.02, 0.06, 0.2, 0.6, 0.6, 0.6, 0.6)
     """Failures per day of allocated time, by level; the first is a good node's."""
-    starts: tuple[Number, ...] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5)
+    starts: tuple[Number, ...] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.2, 0.5, 0.5)
     """Share of jobs that a node of that level kills. Failures on the last level look like the program's own."""
-    priors: tuple[Number, ...] = (0.985, 0.002, 0.004, 0.005, 0.003, 0.0006, 0.0004)
+    priors: tuple[Number, ...] = (0.985, 0.002, 0.004, 0.005, 0.003, 0.0003, 0.0003, 0.0004)
     half_life: Seconds = 5184000.0
     horizon: Seconds = 2419200.0
     """How far back attempts are judged again."""

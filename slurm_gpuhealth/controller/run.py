@@ -96,7 +96,7 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
         trouble.append(f"{error}; the next run asks again")
     leaves = _leaves(engine, settings, trouble)
     unacted = _begin_to_act(engine, now) if act else ""
-    anew = _begin_anew(engine)
+    anew = _begin_anew(engine, f"{LAYOUT} {len(settings.suspicion.hazards)}")
     verdicts, again, suspects = judge(engine, settings, leaves, now)
     behind = slow.look(engine, now)
     with engine.begin() as db:
@@ -150,13 +150,14 @@ def _forget(engine: sql.Engine, before: float) -> None:
             db.execute(sql.delete(table).where(its, table.c.key.in_(some)))
 
 
-def _begin_anew(engine: sql.Engine) -> bool:
-    """If an upgrade has changed the state's fields, judge the whole store again. True: it was acted upon before."""
+def _begin_anew(engine: sql.Engine, layout: str) -> bool:
+    """If an upgrade has changed the state's fields, or a node's levels are not as many as before, judge the whole store
+    again. True: it was acted upon before."""
     with engine.begin() as db:
         lock(db)
         before = judged.get_cursor(db, "layout")
-        judged.put_cursor(db, "layout", LAYOUT)
-        if before == LAYOUT or not db.execute(sql.select(schema.state.c.key).limit(1)).scalar():
+        judged.put_cursor(db, "layout", layout)
+        if before == layout or not db.execute(sql.select(schema.state.c.key).limit(1)).scalar():
             return False
         db.execute(sql.delete(schema.state))
         db.execute(sql.update(schema.attempt).values(fed=None))

@@ -129,8 +129,8 @@ def _look(everywhere: FleetState, known: Places, place: str, horizon: float) -> 
         return None
     found = Shared(place, tuple(at_once))
     largest = max(len(nodes) for _, nodes in at_once)
-    if len(at_once) > 1 and len(found.nodes) <= largest:
-        return None  # the same nodes each time: they have more in common, or are bad
+    if len(at_once) > 1 and len(found.nodes) <= largest < 3:
+        return None  # the same two each time: one may harm the other
     if place == ANYWHERE and sum(len(nodes) > 2 for _, nodes in at_once) < 2:
         return None  # once may be a maintenance
     return found

@@ -23,7 +23,7 @@ class Slot(NamedTuple):
     gpu: str
     levels: list[float]
     alone: bool
-    """No other GPU of the node is half as suspicious."""
+    """If a single GPU of the node is bad, it is this one with a probability of two thirds or more."""
 
 
 def worst(node: NodeState, time: float, grid: Grid, s: Suspicion) -> Slot | None:
@@ -37,8 +37,8 @@ def worst(node: NodeState, time: float, grid: Grid, s: Suspicion) -> Slot | None
         return None
     found.sort(key=lambda one: one[0][0])
     levels, gpu = found[0]
-    next_good = found[1][0][0] if len(found) > 1 else 1.0
-    return Slot(named[gpu], levels, 1 - next_good < (1 - levels[0]) / 2)
+    first, *others = ((1 - one[0]) / max(one[0], 1e-12) for one, _ in found)
+    return Slot(named[gpu], levels, first >= 2 * sum(others))
 
 
 def _slot(node: NodeState, gpu: str, time: float, grid: Grid, s: Suspicion) -> list[float]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="Kept")
 SEEN = 128  # keys of attempts, at the first node of each: what is delivered twice comes again soon
-RECORDS = 32
+RECORDS = 64
 EVENTS = 128
 COMPLETED = 4
 RAN = 16

@@ -15,7 +15,7 @@ makes a node suspect.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, inf
+from math import exp, inf, log
 from operator import itemgetter, mul
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.outcomes import GpuName
 
 STEP = 8  # items between two places from which a node's evidence can be worked out again
+OWN = 0.03
+"""How often a user's jobs fail on some good node, and not elsewhere, for a reason of the user's own."""
 
 
 class Without(NamedTuple):
@@ -84,7 +86,9 @@ NONE: Last = -inf, -inf, (), "", False
 class Tally:
     """Evidence in the order of its time, incident by incident."""
 
-    __slots__ = ("ahead", "before", "grid", "items", "known", "last", "load", "marks", "settings", "share", "told")
+    __slots__ = (
+        *("ahead", "before", "grid", "items", "known", "last", "load", "marks", "much", "settings", "share", "told"),
+    )
 
     def __init__(self, grid: Grid, s: Suspicion, prior: list[float], since: float) -> None:
         self.grid, self.settings = grid, s
@@ -94,7 +98,8 @@ class Tally:
         self.known: At | None = self.before
         """What is known with it; None: not worked out yet."""
         self.share = 1.0
-        """How much of the last incident counts, where `known` is worked out."""
+        self.much = 0.0
+        """How much of the last incident counts, and how much it says of the node; where `known` is worked out."""
         self.ahead: tuple[tuple[float, float, float], At] | None = None
         """What was known at a later time, as it was last asked: mostly that of the item which is added next."""
         self.told: list[Told] = []
@@ -127,7 +132,7 @@ class Tally:
         else:
             self.before = ahead[1] if ahead and ahead[0] == (end, days, jobs) else self._carried(end, days, jobs)
             if told and not sure:
-                self.load[told] = much = begun, self._load(told, begun) + 1
+                self.load[told] = much = begun, max(0.0, self._load(told, begun) + self.much)
                 self.told.append((told, much))
             self.last = end, end, ratios, user, hard
         self.known = None
@@ -187,7 +192,13 @@ class Tally:
                 self.known = self.before
                 return self.known
             levels, _, days, jobs = self.before
-            self.share = share = 1.0 if hard or user not in self.load else 0.5 ** self._load(user, begun)
+            self.share, self.much = share, much = 1.0, 0.0
+            if user and not hard:
+                good, all_of = levels[0], sum(levels)
+                self.much = much = log((sum(map(mul, levels, ratios)) - good) / (all_of - good))
+                if much > 0.02 or (much > 0.0 and user in self.load):
+                    told = self._load(user, begun)
+                    self.share = share = (_counted(told + much) - _counted(told)) / much
             if share != 1:  # a job whose word counts less is, as much less, one that the node let live
                 drift, less = self.grid.drift, share - 1
                 ratios = [one**share * exp(less * alive) for one, (_, _, alive) in zip(ratios, drift)]
@@ -247,6 +258,11 @@ class Tally:
         names = max((one for one in items if one.gpu is not None), key=strength, default=strongest)
         hard = any(one.hard for one in items)
         return Group(self.last[1], strongest.ratios, self.share, hard, names.gpu, strongest.what)
+
+
+def _counted(told: float) -> float:
+    """How much counts of what a user has told of a node, both as log likelihood ratios."""
+    return -log((1 - OWN) * exp(-told) + OWN)
 
 
 def _same_incident(until: float, start: float | None, end: float, hard: bool, s: Suspicion) -> bool:

@@ -108,25 +108,28 @@ def _in_context(sums: Sequence[float], column: int, usual: float, own: float, sh
 
 
 def cut(case: Case, state: State, s: Suspicion) -> float:
-    """How often the application ends in this way, TIMEOUT or CANCELLED, and no node hangs."""
+    """How often the application ends so, TIMEOUT or CANCELLED, and no node hangs; `least` at least: that it has
+    not happened yet says little."""
     shrink, word = 1.0 / growth(case.attempt.end, s.half_life), case.attempt.state
     everywhere, app = state.fleet, state.applications.get(case.application)
     ended = max(0.0, everywhere.cut.get(word, 0.0) * shrink - case.own)
-    mean = (ended + FLEET_RUNS * CUT) / (max(0.0, everywhere.runs * shrink - 1) + FLEET_RUNS)
+    usual = (ended + FLEET_RUNS * CUT) / (max(0.0, everywhere.runs * shrink - 1) + FLEET_RUNS)
     column, where = context.COLUMN[word], context.of(case.attempt)
     if where:
-        mean = context.rate(state, case.attempt, where, column, mean, shrink)
-    if app is None or case.apart:
-        return mean
-    if where and where in app.contexts:
-        return min(0.98, _in_context(app.contexts[where], column, mean, case.own, shrink, s))
-    ended, runs = max(0.0, app.cut.get(word, 0.0) * shrink - case.own), max(0.0, app.runs * shrink - 1)
-    return min(0.98, (min(ended, runs) + s.runs * mean) / (runs + s.runs))
+        usual = context.rate(state, case.attempt, where, column, usual, shrink)
+    if app is not None and not case.apart:
+        if where and where in app.contexts:
+            usual = _in_context(app.contexts[where], column, usual, case.own, shrink, s)
+        else:
+            ended, runs = max(0.0, app.cut.get(word, 0.0) * shrink - case.own), max(0.0, app.runs * shrink - 1)
+            usual = (min(ended, runs) + s.runs * usual) / (runs + s.runs)
+    return max(s.least, min(0.98, usual))
 
 
 def _log(case: Case, known: Known, shrink: float) -> Row:
     """What programs of this cluster write when they fail is learnt from their failures."""
-    if case.kind is None:
+    lost = case.attempt.state == "NODE_FAIL" and case.kind == "hardware" and case.shared
+    if case.kind is None or lost:  # where many nodes are lost at once, "NODE FAILURE" in a log is no second witness
         return ALIKE
     s, grid, kinds = known.settings, known.grid, known.state.fleet.kinds
     row = grid.rows[case.kind]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slurm_gpuhealth.correlate import slots, terms, testimony
 from slurm_gpuhealth.correlate.suspicion import levels
-from slurm_gpuhealth.correlate.weights import COLUMNS, DAY, HANGS, plain
+from slurm_gpuhealth.correlate.weights import ALIKE, COLUMNS, DAY, HANGS, plain
 from slurm_gpuhealth.outcomes import Verdict
 
 if TYPE_CHECKING:
@@ -60,9 +60,11 @@ class Judged(NamedTuple):
 def judge(case: Case, key: str, known: Known, explained: bool = True) -> Judged:
     """Pure in `known.state`: reads it only. `explained`: with its terms, which cost as much as the rest."""
     evidence = testimony.gather(case, key, known)
+    hangs = HANGS.get(case.attempt.state) if not evidence.signs and _may_hang(case) else None
+    if hangs and case.kind == "user":  # the log of a job that hung says no more than Slurm: it was ended from outside
+        evidence = evidence._replace(log=ALIKE)
     causes = _other_causes(case, evidence, known)
     likelihoods = _likelihoods(case, evidence, known)
-    hangs = HANGS.get(case.attempt.state) if not evidence.signs and _may_hang(case) else None
     if hangs:
         usual = testimony.cut(case, known.state, known.settings)
         causes = {cause: mass * usual for cause, mass in causes.items()}
@@ -95,6 +97,8 @@ def _other_causes(case: Case, evidence: Evidence, known: Known) -> dict[str, flo
     next(likelihoods)  # the nodes'
     if state == "NODE_FAIL":
         causes = {cause: priors[cause] * (likelihood * NODE_FAIL[cause]) for cause, likelihood in likelihoods}
+        # Where much fails at once, what did it may well take nodes for lost: a network, a controller.
+        causes["infrastructure"] *= max(1.0, NODE_FAIL_NAMED * case.shared / NODE_FAIL["infrastructure"])
     else:
         causes = {cause: priors[cause] * likelihood for cause, likelihood in likelihoods}
     causes["application"] *= evidence.repeated

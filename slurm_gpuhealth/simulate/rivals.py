@@ -35,8 +35,8 @@ def failures_in_a_day(stream: Stream) -> Flags:
     return _repeated(_failures(stream), 3, DAY)
 
 
-def failure_rate(stream: Stream) -> Flags:
-    """The share of the node's jobs that failed in 14 days is over three standard deviations above the fleet's."""
+def _failure_rate(window: float, deviations: float, stream: Stream) -> Flags:
+    """So many more of the node's jobs failed within the window than at the fleet's rate, in standard deviations."""
     of: dict[str, deque[tuple[float, bool]]] = defaultdict(deque)
     all_runs = all_failed = 0
     for when, item in stream:
@@ -50,10 +50,10 @@ def failure_rate(stream: Stream) -> Flags:
             runs.append((when, failed))
             if not failed:
                 continue
-            while runs[0][0] < when - 14 * DAY:
+            while runs[0][0] < when - window:
                 runs.popleft()
             mean = len(runs) * rate
-            if len(runs) >= 5 and sum(bad for _, bad in runs) > mean + 3 * math.sqrt(mean * (1 - rate)):
+            if len(runs) >= 5 and sum(bad for _, bad in runs) > mean + deviations * math.sqrt(mean * (1 - rate)):
                 runs.clear()
                 yield when, node
 
@@ -134,7 +134,8 @@ def _failed(attempt: Attempt) -> tuple[str, ...]:
 RIVALS: dict[str, Callable[[Stream], Flags]] = {
     "any failure": any_failure,
     "3 failures in 1 d": failures_in_a_day,
-    "failure rate z>3": failure_rate,
+    "failure rate z>3": partial(_failure_rate, 14 * DAY, 3),
+    "failures z>4 in 28 d": partial(_failure_rate, MONTH, 4),
     "1 hard Xid": one_xid,
     "2 hard Xids in 28 d": two_xids,
     "any NODE_FAIL": any_node_fail,

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from slurm_gpuhealth.config.settings import Suspicion
-from slurm_gpuhealth.correlate import context, harmless, place, slots
+from slurm_gpuhealth.correlate import context, harmless, place, slots, suspects
 from slurm_gpuhealth.correlate.engine import Correlator, NodeState
 from slurm_gpuhealth.outcomes import Attempt, Event
 from slurm_gpuhealth.simulate.worlds import score
@@ -52,6 +52,22 @@ def test_in_this_world_the_bad_node_is_found_and_no_good_one_is_accused(name):
     assert all(found.gpus.values())
     assert not found.wronged
     assert found.blamed <= found.failed / 200
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "why"),
+    [
+        ("bad-node-in-a-debug-partition", 11, "its users' own failures do not use up their word"),
+        ("sacct-alone", 13, "it kills a fifth of its jobs"),
+        ("one-gpu-of-eight", 12, "it kills a third of its jobs"),
+        ("controller-failover", 14, "that a log tells of a lost node is no second witness"),
+        ("unknown-place", 12, "four nodes do not fail by themselves in the same second, be they the same twice"),
+    ],
+)
+def test_in_this_world_too(name, seed, why):
+    found = score.one(name, seed)
+    assert all(days is not None for days in found.bad.values()), why
+    assert not found.wronged, why
 
 
 class TestContext:
@@ -138,8 +154,11 @@ class TestSlots:
         assert (one.attempt(here).node, one.attempt(here).gpu) == ("n1", 7)
         there = one.attempt(here._replace(job=5001, gpus={"n1": (5, 6)}))
         assert there.gpu is None
-        twin = [item._replace(job=item.job + 9000, gpus={"n1": (6,)}) for item in self.bad_gpu(20) if item.job < 24]
-        one = judged(*sorted((*self.bad_gpu(20), *twin), key=lambda one: one.end))
+        other = {(6,): {"n1": (7,)}, (7,): {"n1": (6,)}}
+        jobs = self.bad_gpu(20)
+        twins = [item for item in jobs if item.gpus and item.gpus.get("n1") in other]
+        twins = [item._replace(job=item.job + 9000, gpus=other[item.gpus["n1"]]) for item in twins]
+        one = judged(*sorted((*jobs, *twins), key=lambda one: one.end))
         both = one.attempt(here)
         assert (both.node, both.gpu) == ("n1", None)  # two GPUs are as bad
 
@@ -227,6 +246,12 @@ class TestHangs:
         (app,) = one.state.applications.values()
         assert app.failed == pytest.approx(0, abs=1e-6 * app.runs)
         assert app.cut["CANCELLED"] > 0.5 * app.runs
+
+    def test_that_applications_never_ran_into_their_limit_makes_the_first_that_do_no_proof(self):
+        well = [job(one, one / 20, node=f"n{one % 3}", user=f"u{one % 3}") for one in range(400)]
+        ends = [job(1000 + one, 21 + one, "TIMEOUT", "n1", f"u{one}", 24.0, log_class="user") for one in range(2)]
+        state = judged(*well, *ends).state
+        assert suspects.of("n1", state.nodes["n1"], NOW + 24 * DAY, Suspicion()).p_lemon < 0.1
 
     def test_a_node_whose_jobs_run_into_their_limit_is_a_suspect(self):
         states = {"n1": "TIMEOUT", "n2": "COMPLETED", "n3": "COMPLETED"}

@@ -155,6 +155,16 @@ WIDE = (NODE, "gpu0002")
             1,
         ),
         ("failure rate z>3", [job(1 + n / 10, ("COMPLETED", "FAILED")[n % 2]) for n in range(50)], 0),
+        (
+            "failures z>4 in 28 d",
+            [job(1 + n / 100, "COMPLETED", ("x",)) for n in range(90)] + [job(2 + 5 * n) for n in range(5)],
+            1,
+        ),
+        (
+            "failures z>4 in 28 d",
+            [job(1 + n / 100, "COMPLETED", ("x",)) for n in range(90)] + [job(2 + 8 * n) for n in range(9)],
+            0,
+        ),
         ("1 hard Xid", [xid(1), xid(2, "31"), xid(3, "45")], 1),
         ("2 hard Xids in 28 d", [xid(1), xid(20), xid(21)], 1),
         ("2 hard Xids in 28 d", [xid(1), xid(30)], 0),

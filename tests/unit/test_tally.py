@@ -9,12 +9,13 @@ import pytest
 from slurm_gpuhealth.config.settings import Suspicion
 from slurm_gpuhealth.correlate import memory, suspicion
 from slurm_gpuhealth.correlate.state import NodeState
-from slurm_gpuhealth.correlate.tally import STEP, Item, Tally, Without
+from slurm_gpuhealth.correlate.tally import OWN, STEP, Item, Tally, Without
 from slurm_gpuhealth.correlate.weights import grid
 from slurm_gpuhealth.outcomes import Event
 
 S = Suspicion()
 GRID = grid(S)
+BAD = len(GRID.prior) - 1
 START = 1_760_000_000.0
 HOUR = 3600.0
 
@@ -55,7 +56,7 @@ def test_to_replace_a_job_comes_to_the_same_as_to_begin_anew():
         tally = folded(items)
         for _ in range(4):
             place = rng.choice([place for place, one in enumerate(items) if one.start is not None])
-            new = None if rng.random() < 0.3 else items[place]._replace(ratios=(1.0, *[9.0] * 6), user="dan")
+            new = None if rng.random() < 0.3 else items[place]._replace(ratios=(1.0, *[9.0] * BAD), user="dan")
             assert tally.replace(items[place].what, new)
             items[place : place + 1] = [new] if new else []
             same(tally, folded(items))
@@ -82,24 +83,48 @@ def test_to_leave_out_a_case_and_the_events_of_its_time_comes_to_the_same_as_to_
 
 def test_an_incident_that_is_seen_often_is_its_strongest_evidence():
     items = [
-        Item(START - HOUR, START, (1.0, *[4.0] * 6), "ann", False, None, "1.0", 1.0, 1.0),
-        Item(None, START + 10, (1.0, *[9.0] * 6), "", True, 3, "xid 79", 1.0, 1.0),
-        Item(START - HOUR, START + 20, (1.0, *[5.0] * 6), "bob", False, None, "2.0", 1.0, 1.0),
-        Item(START + 40 * HOUR, START + 50 * HOUR, (1.0, *[2.0] * 6), "ann", False, None, "3.0", 2.0, 2.0),
+        Item(START - HOUR, START, (1.0, *[4.0] * BAD), "ann", False, None, "1.0", 1.0, 1.0),
+        Item(None, START + 10, (1.0, *[9.0] * BAD), "", True, 3, "xid 79", 1.0, 1.0),
+        Item(START - HOUR, START + 20, (1.0, *[5.0] * BAD), "bob", False, None, "2.0", 1.0, 1.0),
+        Item(START + 40 * HOUR, START + 50 * HOUR, (1.0, *[2.0] * BAD), "ann", False, None, "3.0", 2.0, 2.0),
     ]
     first, second = folded(items).incidents()
     assert (first.what, first.gpu, first.hard, first.until, first.share) == ("xid 79", 3, True, START + 20, 1.0)
-    assert (second.what, second.gpu, second.hard, second.share) == ("3.0", None, False, 1.0)
+    assert (second.what, second.gpu, second.hard) == ("3.0", None, False)
+    assert second.share > 0.9
 
 
 def test_what_a_user_says_again_counts_less():
     again = [
-        Item(end - HOUR, end, (1.0, *[3.0] * 6), "ann", False, None, f"{end}", 1.0, 1.0)
+        Item(end - HOUR, end, (1.0, *[3.0] * BAD), "ann", False, None, f"{end}", 1.0, 1.0)
         for end in (START + day * 24 * HOUR for day in range(3 * STEP))
     ]
     shares = [one.share for one in folded(again).incidents()]
     assert shares == sorted(shares, reverse=True)
-    assert shares[1] == pytest.approx(0.5 ** (2 ** (-1 / 3)))
+    assert shares[-1] < 0.3
+
+
+@pytest.mark.parametrize("ratio", [1.5, 4.0, 50.0])
+def test_a_single_user_makes_a_node_no_more_suspicious_than_the_users_own_troubles_are_rare(ratio):
+    again = [
+        Item(end - 60, end, (1.0, *[ratio] * BAD), "ann", False, None, f"{nth}", 0.0, float(nth))
+        for nth, end in enumerate(START + quarter * HOUR / 4 for quarter in range(30))
+    ]
+    good, *bad = folded(again).now()[0]
+    assert sum(bad) / good == pytest.approx((1 - GRID.prior[0]) / GRID.prior[0] / OWN, rel=0.3)
+    bob = [one._replace(end=one.end + 300, start=one.end + 240, user="bob", what=f"b{one.what}") for one in again]
+    good, *bad = folded(sorted([*again, *bob], key=lambda one: one.end)).now()[0]
+    assert sum(bad) / good > 5 * (1 - GRID.prior[0]) / OWN
+
+
+def test_what_speaks_of_another_level_than_the_node_shows_does_not_use_up_a_users_word():
+    own = [
+        Item(end - HOUR, end, (*[1.0] * BAD, 5.0), "ann", False, None, f"{nth}", 0.0, 10.0 * nth)
+        for nth, end in enumerate(START + hour * HOUR for hour in range(0, 60, 2))
+    ]
+    end = START + 61 * HOUR
+    last = Item(end - 0.5 * HOUR, end, (1.0, *[9.0] * BAD), "ann", False, None, "last", 0.0, 310.0)
+    assert folded([*own, last]).incidents()[-1].share > 0.7
 
 
 def test_the_events_of_a_time_are_found_whatever_order_they_came_in_and_however_long_they_lasted():
