@@ -9,6 +9,8 @@ import sys
 
 import click
 
+from slurm_gpuhealth import __version__
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -77,7 +79,7 @@ class Lazy(click.Group):
 @click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", metavar="FILE", help="The configuration [default: /etc/gpuhealth/gpuhealth.toml].")
 @click.option("--node", metavar="NAME", help="This node's name in Slurm [default: the host's short name].")
-@click.version_option(package_name="slurm-gpuhealth")
+@click.version_option(__version__)
 @click.pass_context
 def main(context: click.Context, config: str | None, node: str | None) -> None:
     """GPU health of Slurm nodes: why a node was drained, what was found on it, how it comes back."""
