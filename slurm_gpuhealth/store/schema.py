@@ -21,6 +21,8 @@ END_NEAR = 3600.0
 ABOUT = ("gpuhealth", "config", "mode", "driver", "dcgm")
 """What nodes may differ in. `config`: how the SHA-256 of the configuration begins. "": not known, or an older node."""
 
+IN_SQL = 500
+"""The most nodes that are named in a query; SQLite takes 999 values."""
 OPEN = "cleared IS NULL AND severity <> 'info'"
 """The findings that may still be true."""
 
