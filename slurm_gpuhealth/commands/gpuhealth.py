@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 COMMANDS = {  # name of the command and of its module here (`import_` for a Python keyword) → line of `gpuhealth --help`
+    "nodes": "The whole cluster, a line for each node.",
     "status": "This node: GPUs, findings, hold, last diagnostics.",
     "findings": "What was seen on this node, newest first.",
     "why": "Explain a reason or a finding, and what to do.",
@@ -57,6 +58,8 @@ class Lazy(click.Group):
                 raise
             name = error.ctx.info_name
             what = f"gpuhealth {name} is about the host that it runs on: run it on that node, as root"
+            if any("-w" in one.opts for one in error.ctx.command.params):
+                what = f"which nodes: gpuhealth {name} -w NODESET"
             raise click.UsageError(
                 f"{what} (if Slurm has another name for this host: gpuhealth --node NAME {name})"
             ) from None
@@ -85,4 +88,5 @@ def main(context: click.Context, config: str | None, node: str | None) -> None:
     """GPU health of Slurm nodes: why a node was drained, what was found on it, how it comes back."""
     if config:
         os.environ["GPUHEALTH_CONFIG"] = os.path.abspath(config)
+    context.color = False if os.environ.get("NO_COLOR") else None
     context.obj = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]

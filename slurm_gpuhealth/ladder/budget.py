@@ -57,9 +57,7 @@ def place(mine: Hold, holds: Iterable[Hold], total: int, settings: Settings, now
     others = [hold for hold in holds if hold.node != mine.node and _before(hold, mine, now)]
     limits, which, kinds = settings.drain, kind(mine.ours), [kind(hold.ours) for hold in others]
     counts = {name: kinds.count(name) for name in WORDS}
-    share = {"sweep": settings.sweep.budget, "lost": limits.lost, "confirmed": limits.confirmed, "new": limits.budget}
-    floor = 1 if which == "sweep" else limits.floor
-    if counts[which] + 1 > most(total, share[which], floor):
+    if counts[which] + 1 > limit(which, total, settings):
         return Place(False, f"{counts[which]} of {total} nodes are held already ({WORDS[which]})")
     if which != "confirmed" and counts["confirmed"] >= most(total, limits.confirmed, 2 * limits.floor):
         return Place(False, f"diagnoses have confirmed faults on {counts['confirmed']} of {total} nodes: look at them")
@@ -87,6 +85,13 @@ WORDS: dict[Kind, str] = {
     "confirmed": "drain.confirmed: faults that a diagnosis confirmed",
     "new": "drain.budget",
 }
+
+
+def limit(which: Kind, total: int, settings: Settings) -> int:
+    """How many holds of a kind there may be."""
+    limits = settings.drain
+    share = {"sweep": settings.sweep.budget, "lost": limits.lost, "confirmed": limits.confirmed, "new": limits.budget}
+    return most(total, share[which], 1 if which == "sweep" else limits.floor)
 
 
 def most(total: int, share: float, floor: int) -> int:
