@@ -6,7 +6,7 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from slurm_gpuhealth.commands import common, findings, ladder, nodes, status
+from slurm_gpuhealth.commands import common, findings, ladder, nodes, resume, status
 from slurm_gpuhealth.config.settings import Store
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.slurm import control
@@ -29,7 +29,7 @@ def slurm(monkeypatch):
 def run(settings, slurm, monkeypatch, tmp_path):
     """Runs a command on a host called `ctl`: exit code, and its lines."""
     site = replace(settings, store=Store(url=f"file://{tmp_path}", database=str(tmp_path / "store/cluster.db")))
-    for module in (common, nodes, ladder):
+    for module in (common, nodes, ladder, resume):
         for name in ("settings_or_defaults", "settings_of"):
             if hasattr(module, name):
                 monkeypatch.setattr(
@@ -233,3 +233,17 @@ def test_the_ladder_of_several_nodes_has_each_ones_past_from_the_record(run, slu
     assert [(one["node"], len(one["past"]["fault"])) for one in rows] == [("n1", 1), ("n2", 1)]
     rows = [json.loads(line) for line in run(ladder.ladder, "cancel", "n[1-2]", "--json")[1]]
     assert [(one["node"], one["cancelled"]) for one in rows] == [("n1", True), ("n2", True)]
+
+
+def test_resume_takes_host_lists_and_a_dry_run_changes_nothing(run, slurm):
+    slurm.add("n1", flags="DRAIN", reason=FAULT)
+    slurm.add("n2", flags="DRAIN", reason="PSU")
+    slurm.add("n3")
+    code, lines = run(resume.resume, "n[1-3]", "n1", "--dry-run", "--json")
+    told = [json.loads(line) for line in lines]
+    assert (code, [(one["node"], one["good"]) for one in told]) == (1, [("n1", True), ("n2", False), ("n3", True)])
+    assert told[0]["message"].startswith("would be given back (is 'gpuhealth:Xid79 GPU3 L3 queued")
+    assert slurm.orders == []
+    code, lines = run(resume.resume, "n[1,3]", "--json")
+    assert (code, json.loads(lines[0])["message"][:15]) == (0, "back in service")
+    assert slurm.orders == ["undrain"]
