@@ -15,12 +15,14 @@ import click
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import Any
+    from typing import Any, TypeVar
 
     from sqlalchemy import Connection
 
     from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.node.journal import Journal
+
+    Item = TypeVar("Item")
 
 COLUMNS = (
     "id, time, seen, source, code, severity, rung, mode, uuid, pci, gpu, serial, message, standing, count, details,"
@@ -32,6 +34,8 @@ LAST, LEAST = 16, 2
 """Characters that a table's last column, and any column, keeps on a narrow terminal."""
 RECENT = 7 * 86400.0
 """Seconds for which an event counts, an Xid for example; a condition counts while it stands."""
+SLOW, DRAWS = 2.0, 0.2
+"""Seconds after which a bar shows the progress, and between two drawings of it."""
 MOST = 65536
 """The most nodes of a host list, as Slurm's MAX_SLURM_NODES."""
 
@@ -215,6 +219,44 @@ def fit(widths: Sequence[int], room: int) -> list[int]:
     while sum(fitted) + 2 * (len(fitted) - 1) > room and max(fitted) > LEAST:
         fitted[fitted.index(max(fitted))] -= 1
     return fitted
+
+
+def progress(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
+    """The items. After 2 s with a bar on a terminal's stderr, if rich is installed (the extra `controller`).
+
+    It draws only when an item comes, without a thread: our programs fork.
+    """
+    bar, began, drawn = None, time.monotonic(), 0.0
+    try:
+        for done, item in enumerate(items, 1):
+            yield item
+            now = time.monotonic()
+            if now - began < SLOW or now - drawn < DRAWS or not sys.stderr.isatty():
+                continue
+            if bar is None:
+                bar, task = _bar(what, total)
+            if bar is None:
+                drawn = float("inf")
+            else:
+                drawn = now
+                bar.update(task, completed=done, refresh=True)
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _bar(what: str, total: int | None) -> tuple[Any, Any]:
+    """A bar, begun, and its task; (None, None) without rich."""
+    from importlib import import_module
+
+    try:
+        rich, console = import_module("rich.progress"), import_module("rich.console").Console(stderr=True)
+    except ModuleNotFoundError:
+        return None, None
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn())
+    bar = rich.Progress(*columns, rich.TimeElapsedColumn(), console=console, transient=True, auto_refresh=False)
+    bar.start()
+    return bar, bar.add_task(what, total=total)
 
 
 def safe(text: str) -> str:

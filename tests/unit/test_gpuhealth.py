@@ -58,6 +58,43 @@ def test_a_table_fits_the_terminal_and_elsewhere_it_is_whole(monkeypatch, column
     assert "x" * 60 + "  " + "y" * 90 in common.sys.stdout.getvalue()
 
 
+class Bar:
+    """In the place of rich's."""
+
+    def __init__(self):
+        self.said = []
+
+    def update(self, task, completed, refresh):
+        self.said.append((task, completed))
+
+    def stop(self):
+        self.said.append("end")
+
+
+@pytest.mark.parametrize(
+    ("terminal", "seconds", "said"),
+    [(True, 1.0, [("jobs of 4", 2), ("jobs of 4", 3), ("jobs of 4", 4), "end"]), (True, 0.4, []), (False, 9.0, [])],
+)
+def test_what_takes_longer_than_two_seconds_shows_a_bar_on_a_terminal(monkeypatch, terminal, seconds, said):
+    bar, now = Bar(), [0.0]
+    monkeypatch.setattr(common, "_bar", lambda what, total: (bar, f"{what} of {total}"))
+    monkeypatch.setattr(common.sys, "stderr", Terminal() if terminal else io.StringIO())
+    monkeypatch.setattr(common.time, "monotonic", lambda: now[0])
+    seen = []
+    for number in common.progress(range(4), "jobs", total=4):
+        now[0] += seconds
+        seen.append(number)
+    assert (seen, bar.said) == ([0, 1, 2, 3], said)
+
+
+def test_without_rich_there_is_no_bar_and_all_else_goes_on(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setattr(common, "SLOW", 0.0)
+    monkeypatch.setattr(common.sys, "stderr", Terminal())
+    assert list(common.progress(range(3), "jobs")) == [0, 1, 2]
+    assert common.sys.stderr.getvalue() == ""
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [
