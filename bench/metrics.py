@@ -17,7 +17,7 @@ from slurm_gpuhealth.store.open import open_store
 
 NODES, JOBS, NOW, DAYS = 2000, 1_000_000, 1_795_220_000.0, 28
 """All within 28 days: 18 jobs a node and day. One in ten fails, and leaves a finding, a rung and a decision."""
-# ruff: noqa: S608 - constants
+
 COUNT = f"WITH RECURSIVE one (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM one WHERE n < {JOBS - 1})"
 END = f"{NOW} - {DAYS * 86400} * ((n * 7919 % {JOBS}) / {JOBS}.0)"
 NODE = f"'n' || (n * 31 % {NODES})"

@@ -32,16 +32,18 @@ def config() -> None:
 
 @config.command()
 @click.argument("file", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per problem.")
 @click.pass_obj
-def check(node: str | None, file: str | None) -> None:
+def check(node: str | None, file: str | None, as_json: bool) -> None:
     """Say what is wrong with the configuration, or with FILE. Exit 1 if anything is."""
     path = os.path.abspath(file or configuration.config_path())
     problems = _problems(path, node)
     for problem in problems:
-        click.echo(str(problem))
+        click.echo(json.dumps(problem.__dict__) if as_json else str(problem))
     if problems:
         sys.exit(1)
-    click.echo(f"{path}: nothing is wrong")
+    if not as_json:
+        click.echo(f"{path}: nothing is wrong")
 
 
 def _problems(path: str, node: str | None) -> list[Problem]:

@@ -27,8 +27,9 @@ def diag() -> None:
 @diag.command()
 @click.argument("file", type=click.File("rb"), required=False)
 @click.option("--gpu", metavar="MODEL", help="With FILE: the GPU model, as nvidia-smi -L names it, for [[dcgm.model]].")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
-def plan(node: str, file: BinaryIO | None, gpu: str | None) -> None:
+def plan(node: str, file: BinaryIO | None, gpu: str | None, as_json: bool) -> None:
     """Show which tests DCGM runs at each level on this node's GPUs, which it does not run, and why.
 
     It reads the node's last runs, or FILE (`-`: standard input): the output of `dcgmi diag -r 4 -j`, run with the -c or
@@ -50,9 +51,17 @@ def plan(node: str, file: BinaryIO | None, gpu: str | None) -> None:
         settings, journal = open_node(node)
         dcgm, gpu, runs = settings.dcgm, model_of(journal), journal.get("levels", {})
     levels = list(models.plan(runs, models.settings_for(dcgm, gpu or "")))
-    click.echo("\n".join(line for level in levels for line in _level(level, gpu or "")))
-    for row in models.expected(dcgm, gpu or "", None, runs):
-        click.echo(f"known trouble: {row.words}\n    {row.remedy}")
+    troubles = models.expected(dcgm, gpu or "", None, runs)
+    if as_json:
+        import json
+
+        told = [{**level.__dict__, "can_pass": level.tests if level.known else None} for level in levels]
+        known = [{"trouble": row.words, "remedy": row.remedy} for row in troubles]
+        click.echo(json.dumps({"gpu": gpu or None, "levels": told, "known_trouble": known}))
+    else:
+        click.echo("\n".join(line for level in levels for line in _level(level, gpu or "")))
+        for row in troubles:
+            click.echo(f"known trouble: {row.words}\n    {row.remedy}")
     raise SystemExit(0 if all(level.tests or not level.known for level in levels) else 1)
 
 

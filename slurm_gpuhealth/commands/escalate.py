@@ -242,14 +242,9 @@ def _tests(settings: Settings, text: str, gpu: int | None) -> str:
 
 
 def hostlist(settings: Settings, text: str) -> list[str]:
-    """The nodes of a name or hostlist."""
-    if not set("[,").intersection(text):
-        return [text]
-    try:
-        names = [] if text.startswith("-") else control.hostnames(settings.slurm, text)
-    except control.SlurmError as error:
-        raise click.ClickException(str(error)) from None
-    if not 0 < len(names) <= MOST:
+    """The nodes of a name or host list."""
+    names = common.hosts(settings, text)
+    if len(names) > MOST:
         raise click.ClickException(f"{text!r} is not a hostlist of 1 to {MOST} nodes")
     return names
 

@@ -9,11 +9,14 @@ import sys
 
 import click
 
+from slurm_gpuhealth import __version__
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 COMMANDS = {  # name of the command and of its module here (`import_` for a Python keyword) → line of `gpuhealth --help`
+    "nodes": "The whole cluster, a line for each node.",
     "status": "This node: GPUs, findings, hold, last diagnostics.",
     "findings": "What was seen on this node, newest first.",
     "why": "Explain a reason or a finding, and what to do.",
@@ -57,6 +60,8 @@ class Lazy(click.Group):
                 raise
             name = error.ctx.info_name
             what = f"gpuhealth {name} is about the host that it runs on: run it on that node, as root"
+            if any("-w" in one.opts for one in error.ctx.command.params):
+                what = f"which nodes: gpuhealth {name} -w NODESET"
             raise click.UsageError(
                 f"{what} (if Slurm has another name for this host: gpuhealth --node NAME {name})"
             ) from None
@@ -79,10 +84,11 @@ class Lazy(click.Group):
 @click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", metavar="FILE", help="The configuration [default: /etc/gpuhealth/gpuhealth.toml].")
 @click.option("--node", metavar="NAME", help="This node's name in Slurm [default: the host's short name].")
-@click.version_option(package_name="slurm-gpuhealth")
+@click.version_option(__version__)
 @click.pass_context
 def main(context: click.Context, config: str | None, node: str | None) -> None:
     """GPU health of Slurm nodes: why a node was drained, what was found on it, how it comes back."""
     if config:
         os.environ["GPUHEALTH_CONFIG"] = os.path.abspath(config)
+    context.color = False if os.environ.get("NO_COLOR") else None
     context.obj = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_gpuhealth.commands import common
-from slurm_gpuhealth.config.kinds import KINDS, Wrong
+from slurm_gpuhealth.commands import common, dates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,18 +40,11 @@ LETTERS = str.maketrans("0123456789", "ghijklmnop")
 """A hash has letters only: the correlator ignores digits in a job's name, and would take two hashes for one name."""
 
 
-def _seconds(_: click.Context, __: click.Parameter, text: str) -> float:
-    try:
-        return float(KINDS["Seconds"](text))
-    except Wrong as error:
-        raise click.BadParameter(f"{text!r} is not {error}") from None
-
-
 @click.command("import")
 @click.option("--jobs", metavar="FILE", required=True, help="Where to write how jobs ended.")
 @click.option("--events", metavar="FILE", required=True, help="Where to write what happened to nodes.")
 @click.option("--topology", metavar="FILE", help="Where to write which nodes share a leaf switch.")
-@click.option("--since", metavar="AGE", default="28d", show_default=True, callback=_seconds, help="How far back.")
+@click.option("--since", metavar="WHEN", default="28d", show_default=True, callback=dates.moment, help=dates.SINCE)
 @click.option("--anonymous", is_flag=True, help="Hash users, accounts and names; leave out logs and admins' reasons.")
 @click.pass_obj
 def import_(node: str, jobs: str, events: str, topology: str | None, since: float, anonymous: bool) -> None:
@@ -74,7 +66,11 @@ def import_(node: str, jobs: str, events: str, topology: str | None, since: floa
         db = stack.enter_context(common.store(node)) if _has_store(settings) else None
         try:
             ended = _write(
-                jobs, (_job(one, hide if anonymous else None) for one in _attempts(settings, db, now, since))
+                jobs,
+                (
+                    _job(one, hide if anonymous else None)
+                    for one in common.progress(_attempts(settings, db, now, since), "jobs")
+                ),
             )
             seen = _write(events, (_event(one, hide if anonymous else None) for one in _seen(settings, db, now, since)))
             leaves = _write_topology(settings, topology) if topology else ""
@@ -87,7 +83,7 @@ def import_(node: str, jobs: str, events: str, topology: str | None, since: floa
 def _attempts(settings: Settings, db: Connection | None, now: float, since: float) -> Iterator[Attempt]:
     from slurm_gpuhealth.controller import accounting
 
-    attempts = (one.attempt for one in accounting.finished(settings, now - since, now))
+    attempts = (one.attempt for one in accounting.finished(settings, since, now))
     return accounting.join(db, attempts) if db else attempts
 
 
@@ -95,9 +91,9 @@ def _seen(settings: Settings, db: Connection | None, now: float, since: float) -
     from slurm_gpuhealth.controller import accounting
     from slurm_gpuhealth.store import query
 
-    yield from accounting.outside(settings, now - since, now)
+    yield from accounting.outside(settings, since, now)
     if db:
-        yield from (one for one in query.events(db, now=now)[1] if one.time >= now - since)
+        yield from (one for one in query.events(db, now=now)[1] if one.time >= since)
 
 
 def _job(one: Attempt, hide: Hide | None) -> dict[str, Any]:

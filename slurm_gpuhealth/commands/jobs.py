@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import json
-import re
-import time
 
 import click
 
-from slurm_gpuhealth.commands import common
+from slurm_gpuhealth.commands import common, dates
 from slurm_gpuhealth.correlate.words import sides
 from slurm_gpuhealth.outcomes import CAUSES
 
 
 @click.command()
 @click.option("--verdict", type=click.Choice(CAUSES), help="Only jobs with this verdict.")
-@click.option("--since", default="7d", metavar="AGE", help="Only jobs that ended since then: 12h, 7d [default: 7d].")
+@click.option("--since", default="7d", show_default=True, metavar="WHEN", callback=dates.moment, help=dates.SINCE)
+@click.option("--until", metavar="WHEN", callback=dates.moment, help=dates.UNTIL)
 @click.option("--user", metavar="NAME", help="Only jobs of this user.")
-@click.option("--node", "on", metavar="NAME", help="Only jobs that ran on this node.")
+@click.option("-w", "--nodes", "nodeset", metavar="NODESET", help="Only jobs that ran on one of these: 'n[1-4]'.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per attempt.")
 @click.pass_obj
-def jobs(node: str, verdict: str | None, since: str, user: str | None, on: str | None, as_json: bool) -> None:
+def jobs(
+    node: str,
+    verdict: str | None,
+    since: float,
+    until: float | None,
+    user: str | None,
+    nodeset: str | None,
+    as_json: bool,
+) -> None:
     """Show failed attempts with their verdicts, newest first, and the GPU-hours that they lost."""
     from slurm_gpuhealth.store import judged
 
+    names = common.hosts(common.settings_of(node), nodeset) if nodeset else ()
     with common.store(node) as db:
-        found = judged.verdicts(db, since=time.time() - _age(since), cause=verdict, user=user, node=on)
+        found = judged.verdicts(db, since=since, until=until, cause=verdict, user=user, nodes=names)
     if as_json:
         may_read = common.may_read(node)
         for one in found:
@@ -45,10 +53,3 @@ def jobs(node: str, verdict: str | None, since: str, user: str | None, on: str |
     )
     hours = sum(one["gpu_hours"] for one in found)
     click.echo(f"{len(found)} failed attempts, {hours:.1f} GPU-hours")
-
-
-def _age(text: str) -> float:
-    match = re.fullmatch(r"(\d+)(min|h|d|w)", text)
-    if not match:
-        raise click.BadParameter(f"{text!r}: a number and min, h, d or w: 7d", param_hint="--since")
-    return int(match[1]) * {"min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}[match[2]]

@@ -30,25 +30,29 @@ DECISION = "time, program, action, reason, result, was, job"
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[cancel] [NODE]")
+@click.option("-w", "--nodes", "nodeset", metavar="NODESET", help="These nodes, as NODE: 'n[1-4]'.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per node.")
 @click.pass_obj
-def ladder(here: str, words: tuple[str, ...], as_json: bool) -> None:
-    """Show where each node that gpuhealth holds stands. For one NODE also its last result; on it, as root, each step.
+def ladder(here: str, words: tuple[str, ...], nodeset: str | None, as_json: bool) -> None:
+    """Show where each node that gpuhealth holds stands. For a NODE also its last result and, as root there or on the
+    controller, each step. NODE may be a host list.
 
     cancel NODE stops its climb. If somebody asked for the test, the node goes back to its state before; a node with a
     fault stays drained and waits for an admin. Exit 1 when nothing was cancelled.
     """
     cancelling = words[:1] == ("cancel",)
-    names = words[cancelling:]
-    if len(names) > 1 or (cancelling and not names):
-        raise click.UsageError("name one node: gpuhealth ladder [cancel] NODE")
+    texts = [*words[cancelling:], *([nodeset] if nodeset else [])]
+    if len(texts) > 1 or (cancelling and not texts):
+        raise click.UsageError("name one node, or a host list: gpuhealth ladder [cancel] NODE")
     settings, problems = settings_or_defaults(here)
     tell(problems)
+    names = common.hosts(settings, texts[0]) if texts else []
     try:
         if cancelling:
-            _cancel(settings, names[0])
+            _cancel(settings, names, as_json)
         elif names:
-            _one(settings, names[0], here, as_json)
+            for name in names:
+                _one(settings, name, here, as_json)
         else:
             _all(settings, as_json)
     except control.ControllerDown as error:
@@ -59,14 +63,24 @@ def ladder(here: str, words: tuple[str, ...], as_json: bool) -> None:
         raise click.ClickException(str(error)) from None
 
 
-def _cancel(settings: Settings, name: str) -> None:
-    record = control.show_node(settings.slurm, name)
-    if record.ours is None:
-        raise click.ClickException(common.safe(f"{name}: {not_ours(record)[1]}"))
-    try:
-        click.echo(common.safe(f"{name}: {ask.cancel(settings, record, record.ours)}"))
-    except ask.Unchanged as error:
-        raise click.ClickException(common.safe(f"{name}: left as it is: {error}")) from None
+def _cancel(settings: Settings, names: list[str], as_json: bool) -> None:
+    """Exits with 1 unless each of them was cancelled."""
+    every = True
+    for name in names:
+        record = control.show_node(settings.slurm, name)
+        done, text = False, not_ours(record)[1]
+        if record.ours is not None:
+            try:
+                done, text = True, ask.cancel(settings, record, record.ours)
+            except ask.Unchanged as error:
+                text = f"left as it is: {error}"
+        every &= done
+        if as_json:
+            click.echo(json.dumps({"node": name, "cancelled": done, "message": text}))
+        else:
+            click.echo(common.safe(f"{name}: {text}"), err=not done)
+    if not every:
+        raise SystemExit(1)
 
 
 def _all(settings: Settings, as_json: bool) -> None:
@@ -94,8 +108,8 @@ def _all(settings: Settings, as_json: bool) -> None:
 def _one(settings: Settings, name: str, here: str, as_json: bool) -> None:
     record = control.show_node(settings.slurm, name)
     facts = _facts(settings, record)
-    journal = common.own_journal(settings) if name == here else None
-    past = _past(journal, time.time() - settings.ladder.window) if journal else None
+    journal, since = common.own_journal(settings) if name == here else None, time.time() - settings.ladder.window
+    past = _past(journal, since) if journal else _shipped(here, name, since)
     if as_json:
         click.echo(json.dumps({**facts, "past": past}))
         return
@@ -109,7 +123,7 @@ def _one(settings: Settings, name: str, here: str, as_json: bool) -> None:
         follows = f"; {last.next} follows" if last.next else ""
         click.echo(common.safe(f"  last result: {follow.result_words(last)}{follows} ({remark.stamp(last.at)})"))
     if past is None:
-        click.echo(f"  each step and its evidence: gpuhealth ladder {name}, as root on {name}")
+        click.echo(f"  each step and its evidence: gpuhealth ladder {name}, as root on {name} or the controller")
     else:
         rows = sorted(_line(kind, row) for kind, rows in past.items() for row in rows)[-MOST:]
         common.table(("TIME (UTC)", "WHAT", "DETAIL"), [(common.utc(when), *rest) for when, *rest in rows])
@@ -152,6 +166,17 @@ def _past(journal: Journal, since: float) -> dict[str, list[dict[str, Any]]]:
         ]
         for kind, (columns, where) in asks.items()
     }
+
+
+def _shipped(here: str, name: str, since: float) -> dict[str, list[dict[str, Any]]] | None:
+    """The same from the cluster's record; None where it can't be read, for it is root's."""
+    try:
+        with common.store(here) as db:
+            from slurm_gpuhealth.store import nodes
+
+            return nodes.past(db, name, since)
+    except (click.ClickException, ModuleNotFoundError):
+        return None
 
 
 def _line(kind: str, row: dict[str, Any]) -> tuple[float, str, str]:

@@ -53,7 +53,8 @@ def replay(
         leaves, shared = (history.topology(file) if file else {} for file in (topology, places))
         correlator = Correlator(_settings(node).suspicion, leaves, explained=False, places=shared)
         show = _Json() if as_json else _Table()
-        for one in history.run(jobs, events, correlator, every, 0.005 if as_json else 0.05):
+        found = history.run(jobs, events, correlator, every, 0.005 if as_json else 0.05)
+        for one in found if as_json else common.progress(found, "judged"):
             show.add(one)
         show.end()
         _warn(correlator.state.nodes)

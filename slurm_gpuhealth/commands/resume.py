@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 
 import click
 
+from slurm_gpuhealth.commands import common
 from slurm_gpuhealth.config import load as configuration
 from slurm_gpuhealth.config.settings import ConfigError, Settings
 from slurm_gpuhealth.frozen import replace
@@ -29,9 +31,11 @@ NO_RIGHTS = ("Invalid user id", "Access/permission denied", "access or permissio
 
 @click.command()
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per node.")
 @click.pass_obj
-def resume(here: str, nodes: tuple[str, ...]) -> None:
-    """Give back nodes that gpuhealth drained. Exit 0 when every NODE is in service.
+def resume(here: str, nodes: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
+    """Give back nodes that gpuhealth drained. Exit 0 when every NODE is in service. NODE may be a host list.
 
     A fault that was found there is acknowledged: for at most drain.ack it does not drain the node again until it is
     mended. Works on any host of the cluster; needs the right to change nodes in Slurm.
@@ -39,13 +43,16 @@ def resume(here: str, nodes: tuple[str, ...]) -> None:
     settings, problems = settings_or_defaults(here)
     tell(problems)
     back = True
-    for name in nodes:
+    for name in dict.fromkeys(name for text in nodes for name in common.hosts(settings, text)):
         try:
-            good, text = give_back(settings, name, here)
+            good, text = would_give_back(settings, name) if dry_run else give_back(settings, name, here)
         except control.ControllerDown as error:
             raise click.ClickException(f"slurmctld does not answer, {name} is as it was: {error}") from None
         shown = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
-        click.echo(f"{name}: {shown}", err=not good)
+        if as_json:
+            click.echo(json.dumps({"node": name, "good": good, "dry_run": dry_run, "message": text}))
+        else:
+            click.echo(f"{name}: {shown}", err=not good)
         back = back and good
     raise SystemExit(0 if back else 1)
 
@@ -78,7 +85,7 @@ def give_back(settings: Settings, name: str, here: str) -> tuple[bool, str]:
     try:
         change = hold.give_back(settings.slurm, name)
     except ValueError as error:
-        return False, f"{error}; for several nodes: gpuhealth resume $(scontrol show hostnames 'n[1-3]')"
+        return False, str(error)
     except (control.Refused, control.NoProgram) as error:
         return False, why_not(error)
     if change.plan.action == "leave":
@@ -89,6 +96,17 @@ def give_back(settings: Settings, name: str, here: str) -> tuple[bool, str]:
     elif good:
         text += f"; its faults do not drain it again until they are mended ({_days(settings)}; there: gpuhealth status)"
     return good, text
+
+
+def would_give_back(settings: Settings, name: str) -> tuple[bool, str]:
+    """The same for --dry-run: changes nothing."""
+    try:
+        record = control.show_node(settings.slurm, name)
+    except ValueError as error:
+        return False, str(error)
+    except (control.Refused, control.NoProgram) as error:
+        return False, why_not(error)
+    return (True, f"would be given back (is {record.reason!r})") if record.ours else not_ours(record)
 
 
 def why_not(error: control.Refused | control.NoProgram) -> str:

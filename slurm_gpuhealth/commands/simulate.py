@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import click
 
@@ -102,7 +103,9 @@ def simulate(
             raise click.ClickException(f"{write} can't be written: {error.strerror}") from None
         return
     for name, case in chosen.items():
-        found = score.run(case, range(seed, seed + (seeds or 3)), policies or score.POLICIES, logs)
+        some = range(seed, seed + (seeds or 3))
+        each = partial(common.progress, what=name, total=len(some))
+        found = score.run(case, some, policies or score.POLICIES, logs, each)
         if as_json:
             _show_json(name, found)
         else:
@@ -129,7 +132,9 @@ def _worlds(
         except OSError as error:
             raise click.ClickException(f"{write} can't be written: {error.strerror}") from None
         return
-    scores = score.run(list(names or ALL), range(seed, seed + seeds))
+    chosen = list(names or ALL)
+    each = partial(common.progress, what="worlds", total=len(chosen) * seeds)
+    scores = score.run(chosen, range(seed, seed + seeds), each)
     shown = [one for one in scores if everything or names or ALL[one.name].group == "tune"]
     sums = {f"family {family}": score.summary(some) for family, some in _by(shown, lambda one: ALL[one.name].family)}
     sums |= {f"group {group}": score.summary(some) for group, some in _by(scores, lambda one: ALL[one.name].group)}

@@ -13,6 +13,7 @@ from slurm_gpuhealth.node import jobs, samples
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from slurm_gpuhealth.config.settings import Settings
@@ -20,19 +21,33 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("-w", "--nodes", "nodeset", metavar="NODESET", help="These nodes, from the cluster's record: 'n[1-4]'.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per node.")
 @click.pass_obj
-def status(node: str, as_json: bool) -> None:
-    """Show this node: GPUs, findings, hold, last diagnostics. Exit 1 while a fault stands that may drain the node."""
-    settings, journal = common.open_node(node)
-    facts = gather(node, settings, journal)
-    if as_json:
-        click.echo(json.dumps(facts))
-    else:
-        show(facts)
-    raise SystemExit(
-        1 if any(one["severity"] == "fault" and one["mode"] == "enforce" for one in facts["findings"]) else 0
-    )
+def status(node: str, nodeset: str | None, as_json: bool) -> None:
+    """Show this node: GPUs, findings, hold, last diagnostics. Exit 1 while a fault stands that may drain the node.
+
+    With -w any nodes, as far as they have shipped it: as root on the controller. On a node itself, its own journal.
+    """
+    settings = common.settings_of(node)
+    names = common.hosts(settings, nodeset) if nodeset else []
+    broken = False
+    for number, facts in enumerate(_each(node, settings, names)):
+        if as_json:
+            click.echo(json.dumps(facts))
+        else:
+            click.echo("\n" if number else "", nl=False)
+            show(facts, "none of level 2 or deeper" if "gpuhealth" in facts else "none")
+        broken |= any(one["severity"] == "fault" and one["mode"] == "enforce" for one in facts["findings"])
+    raise SystemExit(1 if broken else 0)
+
+
+def _each(node: str, settings: Settings, names: list[str]) -> Iterable[dict[str, Any]]:
+    if common.is_here(settings, node, names):
+        return [gather(node, *common.open_node(node))]
+    from slurm_gpuhealth.commands import record
+
+    return record.status(node, settings, names, time.time())
 
 
 def gather(node: str, settings: Settings, journal: Journal) -> dict[str, Any]:
@@ -77,10 +92,10 @@ def _numbered(journal: Journal) -> list[dict[str, Any]]:
     ]
 
 
-def show(facts: dict[str, Any]) -> None:
+def show(facts: dict[str, Any], untested: str = "none") -> None:
     now = time.time()
     checked = f"last check {common.ago(now, facts['last_check'])}" if facts["last_check"] else "never checked"
-    click.echo(f"{facts['node']}: {facts['mode']} mode, {checked}, journal {facts['journal']}")
+    click.echo(f"{facts['node']}: {facts['mode'] or 'unknown'} mode, {checked}, journal {facts['journal']}")
     hold = facts["hold"]
     click.echo(f"hold: {hold['reason']} ({common.ago(now, hold['since'])})" if hold else "hold: none")
     if over := facts["over_budget"]:
@@ -98,7 +113,7 @@ def show(facts: dict[str, Any]) -> None:
         [
             (
                 *(
-                    f"was {gpu['was']}" if gpu["index"] is None else gpu["index"],
+                    f"was {gpu.get('was', '?')}" if gpu["index"] is None else gpu["index"],
                     gpu["pci"],
                     gpu["uuid"],
                     gpu["serial"] or "-",
@@ -106,15 +121,18 @@ def show(facts: dict[str, Any]) -> None:
                 ),
                 f"level {last['level']} {last['outcome']}, {common.ago(now, last['time'])}"
                 if (last := gpu["last_diagnostic"])
-                else "none",
+                else untested,
             )
             for gpu in facts["gpus"]
         ],
     )
-    if busy := [gpu for gpu in facts["gpus"] if gpu["doing"]]:
+    if busy := [gpu for gpu in facts["gpus"] if gpu.get("doing")]:
         click.echo()
         header = ("GPU", "JOB", "DOES", "FOR", "BUSY", "POWER", "USUAL", "CLOCK", "MEMORY", "TEMPERATURE")
         common.table(header, [(gpu["index"], *_doing(now, **gpu["doing"])) for gpu in busy])
+    for gpu in facts["gpus"]:
+        if before := gpu.get("replaces"):
+            click.echo(f"GPU {gpu['index']}, {gpu['uuid']}, replaced {before} ({common.ago(now, gpu['first'])})")
     if facts["findings"]:
         click.echo()
         common.show_findings(facts["findings"])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from fnmatch import fnmatchcase
 
 import click
 
-from slurm_gpuhealth.commands import common
+from slurm_gpuhealth.commands import common, dates
 from slurm_gpuhealth.commands.resume import INVALID, SERVING, TOO_FEW, settings_or_defaults, tell, why_not
 from slurm_gpuhealth.findings import RUNGS
 from slurm_gpuhealth.frozen import frozen, replace
@@ -38,7 +37,7 @@ class Which:
     """The conditions that a hold must meet."""
 
     since: float | None
-    """It began at most so many seconds ago."""
+    """It began then or later: seconds since the epoch."""
     facts: tuple[str, ...]
     """Patterns, as `--fact` takes them."""
     check: str | None
@@ -47,13 +46,13 @@ class Which:
 
 
 @click.command()
-@click.option("--since", metavar="AGE", help="Only nodes held for no longer than this: 30min, 1h, 2d.")
+@click.option("--since", metavar="WHEN", callback=dates.moment, help=dates.SINCE)
 @click.option(
     "--fact", "facts", multiple=True, metavar="PATTERN", help="Only this fact of sinfo -R, or finding: Xid79, 'dcgm*'."
 )
 @click.option("--check", metavar="SOURCE", help="Only what this source found: xid, dcgm, nvml, host, ...")
 @click.option("--rung", type=click.Choice(RUNGS, case_sensitive=False), help="Only nodes at this rung, or before it.")
-@click.option("--nodes", metavar="HOSTLIST", help="Only these nodes: 'n[1-32]'.")
+@click.option("-w", "--nodes", metavar="NODESET", help="Only these nodes: 'n[1-32]', @rack3.")
 @click.option("--confirmed", is_flag=True, help="Also nodes where a test confirmed the fault, and nodes at RMA.")
 @click.option("--everywhere", is_flag=True, help="Acknowledge the fact on all nodes: else others are drained next.")
 @click.option("--for", "how_long", metavar="AGE", help="How long the fact is acknowledged [default: drain.ack].")
@@ -63,7 +62,7 @@ class Which:
 @click.pass_obj
 def undrain(
     here: str,
-    since: str | None,
+    since: float | None,
     facts: tuple[str, ...],
     check: str | None,
     rung: str | None,
@@ -83,14 +82,12 @@ def undrain(
     """
     if not (since or facts or check or rung or nodes):
         raise click.UsageError("say which: --since, --fact, --check, --rung, --nodes; --fact '*' for all held nodes")
-    if nodes and not re.fullmatch(r"[A-Za-z0-9][\w.,\[\]-]*", nodes):
-        raise click.UsageError(f"--nodes: {nodes!r} is not a hostlist")
     if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
         raise click.UsageError("can't ask here: --yes gives the nodes back, --dry-run only shows them")
     settings, problems = settings_or_defaults(here)
     tell(problems)
     which = Which(
-        since=_seconds(since, "--since"),
+        since=since,
         facts=facts,
         check=check,
         rung=rung,
@@ -98,7 +95,8 @@ def undrain(
     )
     ack = settings.drain.ack if how_long is None else _seconds(how_long, "--for") or 0.0
     try:
-        good = _undrain(settings, which, nodes or "", ack, everywhere, dry_run, yes, as_json)
+        names = common.fold(common.hosts(settings, nodes)) if nodes else ""
+        good = _undrain(settings, which, names, ack, everywhere, dry_run, yes, as_json)
     except control.ControllerDown as error:
         raise click.ClickException(
             f"slurmctld does not answer: {error}; run this again: it shows what is left"
@@ -154,7 +152,7 @@ def meets(which: Which, record: NodeRecord, now: float) -> bool:
     return (
         ours is not None
         and (which.confirmed or budget.kind(ours) != "confirmed")
-        and (which.since is None or now - _began(record, ours, now) <= which.since + 60)
+        and (which.since is None or _began(record, ours, now) >= which.since - 60)
         and (not which.facts or any(_named(pattern, ours) for pattern in which.facts))
         and (which.check is None or any(name.startswith(f"{which.check.lower()}:") for name in _findings(ours)))
         and (which.rung is None or which.rung in (ours.rung, ours.next))

@@ -236,6 +236,7 @@ CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
     ),
     ("Store", "url"): _like(r"|file:///\S+|postgresql://\S+", "file:///FOLDER or postgresql://USER@HOST/DATABASE"),
     ("Store", "timeout"): _check_deadline,
+    ("Store", "heartbeat"): _between(60, DAY, "1min to 1d"),
     ("Store", "outbox_mib"): _between(1, 65536, "1 to 65536"),
     ("Store", "keep"): _between(28 * DAY, 36500 * DAY, '"28d" or more: suspicion looks back 28 days'),
     ("Accounting", "timeout"): _between(1, 3600, "1s to 1h"),

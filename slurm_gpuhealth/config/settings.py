@@ -266,6 +266,7 @@ class Store:
     """With `file:///FOLDER`: the controller's SQLite file, into which it reads the nodes' files."""
     password_file: File = ""
     timeout: Seconds = 10.0
+    heartbeat: Seconds = 1800.0
     outbox_mib: int = 64
     keep: Seconds = 31536000.0
 

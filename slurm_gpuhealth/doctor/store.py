@@ -152,7 +152,7 @@ def silent(settings: Settings, now: float) -> dict[str, Any]:
     from slurm_gpuhealth.store import query
 
     with opening.reading(opening.open_store(settings)) as db:
-        return query.silent(db, now)
+        return query.silent(db, now, settings.store.heartbeat)
 
 
 def judge_controller(ran: float, facts: Mapping[str, Any], error: str, now: float) -> Iterator[Line]:
@@ -169,7 +169,7 @@ def judge_controller(ran: float, facts: Mapping[str, Any], error: str, now: floa
         yield Line("shipping", "warn", f"can't tell which nodes ship their records: {error}", "gpuhealth correlate")
     elif facts.get("silent"):
         some = ", ".join(facts["silent"][:8]) + (" ..." if facts["silent"][8:] else "")
-        what = f"{len(facts['silent'])} nodes have shipped nothing about jobs that ended there: {some}"
+        what = f"{len(facts['silent'])} nodes ship no records: {some}"
         yield Line("shipping", "warn", f"{what}: do their hooks run?", "there: gpuhealth doctor")
     elif facts.get("nodes"):
         yield Line("shipping", "ok", f"{facts['nodes']} nodes ship their records")

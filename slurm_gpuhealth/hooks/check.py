@@ -90,10 +90,12 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
     journal.put("checked", now)
     ships = journal.get("ships", 0)  # 0 and no url: nothing is shipped, and the outbox is empty
     url = settings.store.url
-    if ships != (zlib.crc32(url.encode()) if url else 0) or (ships and journal.one("SELECT 1 FROM outbox LIMIT 1")):
+    beat = int((now + zlib.crc32(node.encode())) // settings.store.heartbeat)  # nodes beat at different times
+    news = ships and (journal.get("beat") != beat or journal.one("SELECT 1 FROM outbox LIMIT 1"))
+    if news or ships != (zlib.crc32(url.encode()) if url else 0):
         from slurm_gpuhealth.ship import outbox
 
-        outbox.ship(settings, journal, node, deadline - time.monotonic())
+        outbox.ship(settings, journal, node, deadline - time.monotonic(), beat)
 
 
 def _first_of_boot(settings: Settings, journal: Journal, node: str, now: float, deadline: float) -> None:
@@ -101,6 +103,7 @@ def _first_of_boot(settings: Settings, journal: Journal, node: str, now: float, 
     from slurm_gpuhealth.node import run_level
 
     journal.put("sources", {})  # read every source now, whatever its interval
+    journal.put("beat", None)  # the driver may be another one
     watch.source(settings, journal, "nvml", now, deadline - time.monotonic())
     identity.learn(settings, journal, node)  # after NVML, which wakes the GPUs: a sleeping GPU has no UUID yet
     run_level.run_level(

@@ -59,7 +59,7 @@ def gather(db: Connection, settings: Settings, now: float) -> tuple[dict[str, Va
     """The values of CLUSTER but those of the run; and the node time of the days that are over, to be kept."""
     began = time.monotonic()
     days = _node_time(db, now)
-    silent = query.silent(db, now)
+    silent = query.silent(db, now, settings.store.heartbeat)
     found: dict[str, Values] = {
         "gpuhealth_cluster_build_info": {(slurm_gpuhealth.__version__,): 1},
         "gpuhealth_cluster_reporting_nodes": {(): silent["nodes"]},

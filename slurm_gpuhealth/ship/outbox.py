@@ -11,7 +11,8 @@ import os
 import time
 import zlib
 
-from slurm_gpuhealth import child
+from slurm_gpuhealth import __version__, child
+from slurm_gpuhealth.config.load import config_path
 from slurm_gpuhealth.node import journal_schema, lock
 from slurm_gpuhealth.say import say
 
@@ -32,18 +33,26 @@ def mark(url: str) -> int:
     return zlib.crc32(url.encode()) if url else 0
 
 
-def ship(settings: Settings, journal: Journal, node: str, seconds: float) -> None:
-    """Ship the waiting rows, within `seconds`. If that fails, say so once; the rows wait for the next time."""
+def ship(settings: Settings, journal: Journal, node: str, seconds: float, beat: int | None = None) -> None:
+    """Ship the waiting rows, within `seconds`. If that fails, say so once; the rows wait for the next time.
+
+    `beat`: the number of the heartbeat. With a new one something is shipped even if nothing waits.
+    """
     if journal.folder != settings.paths.state:
         return  # in the fallback: its rows get their numbers once the disk works again
     lost = settings.store.url and not journal.get("shipped")  # with a part of a journal that was corrupt
     if lost or journal.get("ships", 0) != mark(settings.store.url):
         _begin(journal, settings.store.url)
+    beats = beat is not None and journal.get("beat") != beat
+    if beats and settings.store.url:
+        journal.put("beat", beat)
     deadline = time.monotonic() + seconds - MARGIN
     error = ""
     try:
-        while settings.store.url and deadline - time.monotonic() > 0 and _some(settings, journal, node, deadline):
-            pass
+        while settings.store.url and deadline - time.monotonic() > 0:
+            if not _some(settings, journal, node, deadline, beats):
+                break
+            beats = False
     except (OSError, ValueError) as failure:
         error = str(failure)
         _bound(journal, settings.store.outbox_mib << 20)
@@ -60,7 +69,7 @@ def _begin(journal: Journal, url: str) -> None:
     def begin() -> None:
         if url:
             shipped = journal.get("shipped") or {"journal": os.urandom(8).hex(), "seq": 0}
-            journal.put("shipped", {**shipped, "size": 0, "gpus": None})
+            journal.put("shipped", {**shipped, "size": 0, "gpus": None, "about": None})
         for statement in journal_schema.refill()[: 2 if url else 1]:
             journal.write(statement)
         journal.put("ships", mark(url) or None)
@@ -68,16 +77,20 @@ def _begin(journal: Journal, url: str) -> None:
     journal.together(begin)
 
 
-def _some(settings: Settings, journal: Journal, node: str, deadline: float) -> bool:
+def _some(settings: Settings, journal: Journal, node: str, deadline: float, beats: bool) -> bool:
     """Ship the oldest waiting rows; returns whether there may be more. Raises OSError, which says why it failed."""
     shipped = journal.get("shipped")
-    records, last = _waiting(journal)
-    if not last:
+    records, waiting = _waiting(journal)
+    if not waiting and not beats:
         return False
+    last = waiting or shipped["seq"]
     gpus = [[gpu["uuid"], gpu.get("index"), gpu.get("pci"), gpu.get("serial")] for gpu in journal.get("gpus", [])]
     head: Record = {"kind": "ship", "seq": last, "dropped": shipped.get("dropped")}
     if gpus != shipped.get("gpus"):
         head["gpus"] = gpus
+    about = _about(settings, journal)
+    if beats or about != shipped.get("about"):  # each time: an older store may have passed over it
+        head["about"] = about
     whose = {"node": node, "journal": shipped["journal"]}
     batch = [{**whose, **record} for record in (head, *records)]
     limit = min(settings.store.timeout, deadline - time.monotonic())
@@ -96,11 +109,28 @@ def _some(settings: Settings, journal: Journal, node: str, deadline: float) -> b
         return True
 
     def acknowledge() -> None:
-        journal.put("shipped", {**shipped, "seq": last, "size": probed.value, "time": time.time(), "gpus": gpus})
+        what = {"seq": last, "size": probed.value, "time": time.time(), "gpus": gpus, "about": about}
+        journal.put("shipped", {**shipped, **what})
         journal.write("DELETE FROM outbox WHERE seq <= ?", last)
 
     journal.together(acknowledge)
-    return True
+    return waiting > 0
+
+
+def _about(settings: Settings, journal: Journal) -> dict[str, str]:
+    """What nodes may differ in, as the columns of the store's table `node`; "" where it is not known."""
+    import hashlib
+    import json
+
+    try:
+        with open(config_path(), "rb") as file:
+            config = hashlib.sha256(file.read()).hexdigest()[:8]  # as `sha256sum` begins
+    except OSError:
+        config = ""
+    tests = journal.rows("SELECT detail FROM diagnostic ORDER BY id DESC LIMIT 16")
+    dcgm = next((version for (detail,) in tests if (version := json.loads(detail).get("version"))), "")
+    driver = journal.get("nvml-baseline", {}).get("driver") or ""
+    return {"gpuhealth": __version__, "config": config, "mode": settings.mode, "driver": driver, "dcgm": dcgm}
 
 
 def _waiting(journal: Journal) -> tuple[list[Record], int]:

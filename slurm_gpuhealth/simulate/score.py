@@ -20,10 +20,13 @@ from slurm_gpuhealth.simulate.watch import Watched, watch
 from slurm_gpuhealth.simulate.world import World, make
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any
 
     from slurm_gpuhealth.outcomes import Event
     from slurm_gpuhealth.simulate.cases import Case
+
+    Each = Callable[[Iterator[Any]], Iterable[Any]]
 
 OURS = "ours"
 THRESHOLDS = tuple(step / 100 for step in (0.2, 0.4, 0.6, 1, 2, 3, 4, 5, 6, 8, *range(10, 100, 2), 95, 99))
@@ -87,14 +90,16 @@ class Report(NamedTuple):
     """Rungs due on nodes that are not lemons, per 1000 node-days; `RMA soft`: without hard evidence, and so on."""
 
 
-def run(case: Case, seeds: Sequence[int], policies: Sequence[str] = POLICIES, logs: bool = False) -> Report:
-    """All policies over the worlds of these seeds, with one process per core."""
+def run(
+    case: Case, seeds: Sequence[int], policies: Sequence[str] = POLICIES, logs: bool = False, each: Each = iter
+) -> Report:
+    """All policies over the worlds of these seeds, with one process per core. `each` sees each result as it comes."""
     one = partial(seed, case, tuple(policies), logs)
     workers = min(len(seeds), len(os.sched_getaffinity(0)))
     if workers < 2:
-        return report(map(one, seeds))
+        return report(each(map(one, seeds)))
     with ProcessPoolExecutor(workers) as pool:
-        return report(pool.map(one, seeds))
+        return report(each(pool.map(one, seeds)))
 
 
 def seed(case: Case, policies: tuple[str, ...], logs: bool, number: int) -> Counter[tuple[str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Collection, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sql
@@ -126,18 +126,30 @@ def suspicions(db: Connection) -> list[Suspicion]:
 
 
 def verdicts(
-    db: Connection, since: float, cause: str | None = None, user: str | None = None, node: str | None = None
+    db: Connection,
+    since: float,
+    until: float | None = None,
+    cause: str | None = None,
+    user: str | None = None,
+    nodes: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """Judged attempts that ended after `since`, newest first: the verdict's fields and the attempt's."""
+    """Judged attempts that ended from `since` to `until`, on one of `nodes` (none: any), newest first: the verdict's
+    fields and the attempt's."""
     attempt, judged, there = schema.attempt, schema.verdict, schema.attempt_node
     query = sql.select(attempt, judged.c.data, judged.c.scored).where(*_same(attempt, judged), attempt.c.end >= since)
+    if until is not None:
+        query = query.where(attempt.c.end <= until)
     if cause:
         query = query.where(judged.c.cause == cause)
     if user:
         query = query.where(attempt.c.user == user)
-    if node:
-        query = query.where(sql.exists().where(*_same(attempt, there), there.c.node == node))
-    return [_verdict(row._asdict()) for row in db.execute(query.order_by(attempt.c.end.desc(), attempt.c.job))]
+    if 0 < len(nodes) <= schema.IN_SQL:
+        query = query.where(sql.exists().where(*_same(attempt, there), there.c.node.in_(nodes)))
+    rows = [row._asdict() for row in db.execute(query.order_by(attempt.c.end.desc(), attempt.c.job))]
+    if len(nodes) > schema.IN_SQL:
+        chosen = frozenset(nodes)
+        rows = [row for row in rows if not chosen.isdisjoint(json.loads(row["nodes"]))]
+    return [_verdict(row) for row in rows]
 
 
 def explained(db: Connection, job: int) -> list[dict[str, Any]]:

@@ -77,15 +77,20 @@ def clusters(db: Connection, since: float) -> list[str]:
     return sorted(db.execute(select(table.c.cluster).where(table.c.end >= since).distinct()).scalars())
 
 
-def silent(db: Connection, now: float) -> dict[str, Any]:
-    """The number of `nodes` in the store, and the `silent` nodes: they shipped nothing for an hour after a GPU job."""
+def silent(db: Connection, now: float, heartbeat: float) -> dict[str, Any]:
+    """The number of `nodes` in the store, and the `silent` nodes: they missed three heartbeats, or shipped nothing for
+    an hour after a GPU job. A node that said nothing for a week is taken for removed."""
     node, job, of = schema.node.c, schema.attempt_node.c, schema.attempt.c
     same = [job[name] == of[name] for name in ("cluster", "job", "attempt")]
     last = select(node.node, func.max(node.last_shipped)).group_by(node.node)
     heard = dict(db.execute(last).all())
     ended = of.end > now - 86400, of.end < now - 3600, of.gpu_seconds > 0
     ends = db.execute(select(job.node, func.max(job.end)).where(*same, *ended).group_by(job.node))
-    return {"nodes": len(heard), "silent": sorted(name for name, end in ends if (heard.get(name) or 0) < end)}
+    beats = select(node.node).where(node.gpuhealth != "").distinct()  # an older version sends no heartbeats
+    begin, end = now - 7 * 86400, now - 3 * heartbeat
+    missed = {name for name in db.execute(beats).scalars() if begin < (heard.get(name) or 0) < end}
+    owing = {name for name, ended in ends if (heard.get(name) or 0) < ended}
+    return {"nodes": len(heard), "silent": sorted(missed | owing)}
 
 
 def prune(engine: Engine, before: float) -> None:

@@ -153,12 +153,14 @@ def _integer(record: Row, name: str, kind: type) -> int:
 
 
 def _head(record: Row) -> Row:
-    """The head of a shipment: the node's clock, what it dropped, and its GPUs if they have changed."""
+    """The head of a shipment: the node's clock, what it dropped, its GPUs and versions if they have changed."""
     wrong = ValueError("the head of a shipment is malformed")
-    dropped, gpus = record.get("dropped"), record.get("gpus")
+    dropped, gpus, about = record.get("dropped"), record.get("gpus"), record.get("about")
     if dropped is not None and (not isinstance(dropped, list) or len(dropped) != 3):
         raise wrong
     if gpus is not None and (not isinstance(gpus, list) or len(gpus) > 256):
+        raise wrong
+    if about is not None and not isinstance(about, dict):
         raise wrong
     return {
         "time": _float(record.get("time"), wrong),
@@ -170,6 +172,9 @@ def _head(record: Row) -> Row:
         if dropped
         else None,
         "gpus": [_gpu(one, wrong) for one in gpus or ()],
+        "about": {name: _value(schema.node.c[name], about.get(name), "about") for name in schema.ABOUT}
+        if about
+        else {},
     }
 
 
@@ -224,6 +229,7 @@ def _save_head(db: Connection, head: Row, taken: int) -> int:
     if known.last_shipped is None or head["time"] > known.last_shipped:
         clocks = [*json.loads(known.clocks), head["clock"]][-CLOCKS:]
         values = {"clocks": json.dumps(clocks), "clock_offset": median(clocks), "last_shipped": head["time"]}
+        values |= head["about"]
         if head["dropped"]:
             values |= dict(zip(("dropped", "dropped_from", "dropped_to"), head["dropped"]))
         db.execute(update(table).where(*mine).values(**values))

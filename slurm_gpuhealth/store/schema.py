@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, Table, Text, text
 
 if TYPE_CHECKING:
     from typing import Any
@@ -17,6 +17,14 @@ VERSION = 4
 BEGIN_NEAR = 60.0
 END_NEAR = 3600.0
 """A node's prolog and epilog write their record within so many seconds around a run: clocks differ, epilogs last."""
+
+ABOUT = ("gpuhealth", "config", "mode", "driver", "dcgm")
+"""What nodes may differ in. `config`: how the SHA-256 of the configuration begins. "": not known, or an older node."""
+
+IN_SQL = 500
+"""The most nodes that are named in a query; SQLite takes 999 values."""
+OPEN = "cleared IS NULL AND severity <> 'info'"
+"""The findings that may still be true."""
 
 metadata = MetaData()
 Big = BigInteger().with_variant(Integer, "sqlite")
@@ -59,6 +67,7 @@ node = Table(
     Column("dropped", Big, nullable=False, server_default="0"),  # records that its full outbox lost: how many,
     Column("dropped_from", Float),  # and from which time
     Column("dropped_to", Float),
+    *(_text(name) for name in ABOUT),
 )
 gpu = Table(  # which GPUs a node has had, and from when to when
     "gpu",
@@ -331,6 +340,7 @@ for _name, _columns in {
     "action_time": (action.c.time,),
 }.items():
     Index(_name, *_columns)
+Index("finding_open", finding.c.node, sqlite_where=text(OPEN), postgresql_where=text(OPEN))
 
 MIGRATIONS: dict[int, tuple[str, ...]] = {
     2: ("CREATE INDEX run_taken ON run (taken)", "CREATE INDEX joblog_taken ON joblog (taken)"),
@@ -339,6 +349,10 @@ MIGRATIONS: dict[int, tuple[str, ...]] = {
         "ALTER TABLE attempt ADD COLUMN timelimit FLOAT",
         "ALTER TABLE attempt ADD COLUMN \"constraint\" TEXT NOT NULL DEFAULT ''",
         "DELETE FROM cursor WHERE name = 'accounting'",  # read it again, which fills the new columns
+    ),
+    4: (
+        *(f"ALTER TABLE node ADD COLUMN {name} TEXT NOT NULL DEFAULT ''" for name in ABOUT),
+        f"CREATE INDEX finding_open ON finding (node) WHERE {OPEN}",
     ),
 }
 """Version → the statements that upgrade the version before. New tables and their indexes are created without them."""

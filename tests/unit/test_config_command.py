@@ -54,6 +54,12 @@ def test_each_problem_has_a_line_of_its_own(gpuhealth):
     ]
 
 
+def test_as_json_a_problem_is_an_object_with_its_place(gpuhealth):
+    code, output = gpuhealth('mode = "x"\n', "check", "--json")
+    assert (code, json.loads(output)["key"], json.loads(output)["line"]) == (1, "mode", 1)
+    assert gpuhealth(TEXT, "check", "--json") == (0, "")
+
+
 def test_a_file_and_a_program_that_others_can_write_are_problems(gpuhealth, monkeypatch):
     monkeypatch.setattr(configuration, "unsafe", lambda path, top="/": [f"{path}: chmod go-w"])
     code, output = gpuhealth(TEXT, "check")

@@ -285,3 +285,6 @@ def test_diag_plan_reads_what_dcgmi_printed(tmp_path, monkeypatch):
     assert done.exit_code == 1  # nothing is left of level 2
     passed = CliRunner().invoke(diag, ["plan", str(CORPUS / "diag_r4_pass.json")], obj="n1")
     assert passed.exit_code == 0, passed.output
+    told = CliRunner().invoke(diag, ["plan", str(CORPUS / "diag_r4_pass.json"), "--json"], obj="n1")
+    levels = json.loads(told.output)["levels"]
+    assert [(one["level"], one["can_pass"]) for one in levels] == [(number, True) for number in (1, 2, 3, 4)]

@@ -167,6 +167,16 @@ def test_a_node_that_tells_nothing_of_the_gpu_jobs_that_ended_there_is_named(tmp
     assert store.silent(settings, now) == {"nodes": 2, "silent": ["n2"]}
 
 
+def test_a_node_that_missed_three_heartbeats_is_named_until_it_is_taken_for_removed(tmp_path):
+    now = 1_795_220_000.0
+    settings = replace(FILES, store=replace(FILES.store, database=str(tmp_path / "store/cluster.db"), heartbeat=600))
+    with open_store(settings).begin() as db:
+        for name, version, ago in (("n1", "0.1", 1700), ("n2", "0.1", 1900), ("n3", "", 1900), ("n4", "0.1", 700000)):
+            row = {"node": name, "journal": "j", "last_shipped": now - ago, "gpuhealth": version}
+            db.execute(sql.insert(schema.node).values(**row))
+    assert store.silent(settings, now) == {"nodes": 4, "silent": ["n2"]}
+
+
 def test_a_node_where_correlate_does_not_run_and_a_cluster_without_a_store_hear_nothing_of_it(tmp_path):
     settings = replace(FILES, paths=Paths(run=str(tmp_path)))
     assert list(store.examine_controller(settings, True, NOW)) == []

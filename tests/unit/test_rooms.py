@@ -39,7 +39,8 @@ def imports(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(PACKAGE.name):
             for name in (f"{node.module}.{one.name}" for one in node.names):
-                yield name if name in MODULES else node.module
+                if name in MODULES or node.module != PACKAGE.name:  # the package itself has only its version
+                    yield name if name in MODULES else node.module
         elif isinstance(node, ast.Import):
             yield from (one.name for one in node.names if one.name in MODULES)
 

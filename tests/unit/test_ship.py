@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from slurm_gpuhealth import child
+from slurm_gpuhealth import __version__, child
 from slurm_gpuhealth.config.settings import Store
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.node import lock
@@ -22,6 +22,11 @@ from slurm_gpuhealth.ship import outbox
 FINDING = (
     "INSERT INTO finding (time, seen, source, code, severity, rung, mode, message, standing, count, details)"
     " VALUES (?, ?1, 'xid', ?, 'fault', '', 'enforce', ?, 0, 1, '{}')"
+)
+
+TEST = (
+    "INSERT INTO diagnostic (time, level, uuid, outcome, seconds, program, detail)"
+    " VALUES (1, 2, '', 'pass', 1, 'check', ?)"
 )
 
 
@@ -84,6 +89,42 @@ def test_each_record_names_node_and_journal_and_the_first_tells_clock_and_gpus(s
     add(journal, "b")
     send(shared, journal)
     assert "gpus" not in lines(folder)[2]
+
+
+def test_a_heartbeat_tells_the_versions_though_nothing_waits(shared, journal, folder, monkeypatch):
+    monkeypatch.setenv("GPUHEALTH_CONFIG", str(folder.parent / "g.toml"))
+    (folder.parent / "g.toml").write_text('mode = "enforce"\n')
+    journal.put("nvml-baseline", {"driver": "580.95.05", "gpus": {}})
+    for version in ("4.5.0", "4.6.0"):
+        journal.write(TEST, json.dumps({"version": version}))
+    send(shared, journal)  # the tests
+    for beat in (7, 7, 8):
+        outbox.ship(shared, journal, "n1", 20.0, beat)
+    first, *others = (line for line in lines(folder) if line["kind"] == "ship")
+    config = subprocess.run(["sha256sum", folder.parent / "g.toml"], capture_output=True, text=True, check=True).stdout
+    same = {"gpuhealth": __version__, "config": config[:8], "mode": "enforce", "driver": "580.95.05", "dcgm": "4.6.0"}
+    assert first["about"] == same
+    assert [one["about"] for one in others] == [same, same]
+    assert {one["seq"] for one in others} == {first["seq"]}
+
+
+def test_versions_come_with_the_next_shipment_when_they_have_changed(shared, journal, folder):
+    for driver in ("550.1", "550.1", "580.2"):
+        journal.put("nvml-baseline", {"driver": driver, "gpus": {}})
+        add(journal, "a")
+        send(shared, journal)
+    heads = [line.get("about", {}).get("driver") for line in lines(folder) if line["kind"] == "ship"]
+    assert heads == ["550.1", None, "580.2"]
+
+
+def test_a_heartbeat_that_could_not_be_shipped_waits_for_the_next_one(shared, journal, folder):
+    folder.rename(folder.parent / "away")
+    outbox.ship(shared, journal, "n1", 20.0, 1)
+    (folder.parent / "away").rename(folder)
+    outbox.ship(shared, journal, "n1", 20.0, 1)
+    assert list(folder.iterdir()) == []
+    outbox.ship(shared, journal, "n1", 20.0, 2)
+    assert len(lines(folder)) == 1
 
 
 def test_the_clock_offset_is_the_nodes_against_the_file_servers(shared, journal, folder, monkeypatch):

@@ -313,6 +313,21 @@ def test_what_a_node_dropped_is_known(store, shared, folder):
     assert (node.dropped, node.dropped_from, node.dropped_to) == (12, 10.0, 20.0)
 
 
+def test_what_a_node_says_about_itself_is_kept_and_the_newest_counts(store, shared, folder):
+    write(folder, head(1, about={"driver": "580.2", "mode": "shadow", "rack": "r7"}), head(1, when=1001.0))
+    write(folder, head(1, when=900.0, about={"driver": "550.1"}))
+    taken = take(store, shared)
+    (node,) = rows(store, schema.node)
+    assert (taken.rows, taken.skipped) == (3, 0)
+    assert (node.driver, node.mode, node.dcgm, node.last_shipped) == ("580.2", "shadow", "", 1001.0)
+
+
+@pytest.mark.parametrize("about", [[], "580", {"driver": 580}])
+def test_what_is_no_word_about_a_node_is_skipped(store, shared, folder, about):
+    write(folder, head(1, about=about))
+    assert take(store, shared).skipped == 1
+
+
 def test_events_come_in_the_order_in_which_they_came_and_each_once(store, shared, folder):
     write(folder, record(1), record(2, severity="info", source="host"), record(3, severity="info", source="xid"))
     take(store, shared)
@@ -414,7 +429,9 @@ def test_a_store_of_the_first_version_gets_what_it_lacks(store, shared):
         older(db, 1)
     open.open_store(shared).dispose()
     with sqlite3.connect(shared.store.database) as db:
-        assert {"run_taken", "joblog_taken"} <= {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
+        names = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
+        assert {"run_taken", "joblog_taken", "finding_open"} <= names
+        assert set(schema.ABOUT) <= {row[1] for row in db.execute("PRAGMA table_info(node)")}
 
 
 def test_a_store_that_can_not_be_opened_says_where_and_why(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_gpuhealth import child
 from slurm_gpuhealth.child import Child, Ended, Probed
-from slurm_gpuhealth.config.settings import Row, Sources
+from slurm_gpuhealth.config.settings import Row, Sources, Store
 from slurm_gpuhealth.findings import Finding
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.hooks import check
@@ -16,6 +16,7 @@ from slurm_gpuhealth.ladder import conclude
 from slurm_gpuhealth.node import identity, lock, watch
 from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.policy.judge import SOURCE_OF
+from slurm_gpuhealth.ship import outbox
 
 NOW = time.time()
 
@@ -141,3 +142,31 @@ def test_an_xid_that_the_kernel_printed_while_a_source_was_read_is_known_before_
     rules = replace(settings, mode="enforce", policy=(Row("nvml:*", "fault", rung="reset"),))
     check.look(rules, journal, "n1", time.monotonic() + 20)
     assert order == ["kernel", "kernel", "act"]
+
+
+def test_a_quiet_check_ships_once_in_each_heartbeat_and_nodes_at_different_times(settings, journal, monkeypatch):
+    beats = {"n1": [], "n2": []}
+
+    def ship(settings, journal, node, seconds, beat):
+        beats[node].append(clock[0])
+        journal.put("beat", beat)
+
+    monkeypatch.setattr("slurm_gpuhealth.ship.outbox.ship", ship)
+    monkeypatch.setattr(watch, "kernel", lambda *_: [])
+    monkeypatch.setattr(check, "_poll", lambda *_: None)
+    for name in watch.SOURCES:
+        monkeypatch.setitem(watch.SOURCES, name, ((name,), 0, lambda *_: ([], True, {})))
+    store = Store(url="file:///shared")
+    shipping = replace(settings, store=store)
+    journal.put("ships", outbox.mark(store.url))
+    journal.put("inventory-boot", identity.boot_id(settings))
+    clock = [NOW]
+    monkeypatch.setattr(check.time, "time", lambda: clock[0])
+    for node in beats:
+        for minute in range(121):
+            clock[0] = NOW + 60 * minute
+            check.look(shipping, journal, node, time.monotonic() + 20)
+        assert len(beats[node]) in (4, 5)
+        assert {later - one for one, later in zip(beats[node][1:], beats[node][2:])} == {store.heartbeat}
+        journal.put("beat", None)
+    assert beats["n1"][1:4] != beats["n2"][1:4]

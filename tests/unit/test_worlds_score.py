@@ -114,7 +114,7 @@ def test_a_world_is_judged_by_its_name():
 def test_what_is_kept_is_told_as_a_sum_only(monkeypatch):
     found = scored("silent-for-two-users", truly)
 
-    def run(names, seeds):
+    def run(names, seeds, each):
         return [found._replace(name=name) for name in names]
 
     monkeypatch.setattr(score, "run", run)

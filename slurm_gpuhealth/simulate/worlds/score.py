@@ -20,11 +20,13 @@ from slurm_gpuhealth.simulate.worlds import every
 from slurm_gpuhealth.simulate.worlds.world import DAY, EPOCH, World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any
 
     from slurm_gpuhealth.outcomes import Attempt, Suspicion, Verdict
     from slurm_gpuhealth.simulate.worlds.world import Bad
 
+    Each = Callable[[Iterator[Any]], Iterable[Any]]
     Asked = Mapping[str, Sequence[tuple[float, Suspicion]]]
     """Node → on which days a rung was due."""
 
@@ -97,14 +99,14 @@ class Summary(NamedTuple):
         ]
 
 
-def run(names: Sequence[str], seeds: Sequence[int] = (1,)) -> list[Score]:
-    """All these worlds, with one process per core."""
+def run(names: Sequence[str], seeds: Sequence[int] = (1,), each: Each = iter) -> list[Score]:
+    """All these worlds, with one process per core. `each` sees each result as it comes."""
     asked = [(name, seed) for name in names for seed in seeds]
     workers = min(len(asked), len(os.sched_getaffinity(0)))
     if workers < 2:
-        return list(starmap(one, asked))
+        return list(each(starmap(one, asked)))
     with ProcessPoolExecutor(workers) as pool:
-        return list(pool.map(one, *zip(*asked), chunksize=1))
+        return list(each(pool.map(one, *zip(*asked), chunksize=1)))
 
 
 def one(name: str, seed: int) -> Score:
