@@ -38,8 +38,10 @@ def lemons(node: str, above: float, as_json: bool) -> None:
     """Rank nodes by suspicion, as of the last gpuhealth correlate: failures seen and expected, and what is due.
 
     Below them, places (a rack, a PDU, a leaf switch) at which several nodes had hard events at once, nodes whose many
-    failures can't be judged, as no other node runs such jobs, and GPUs that are slower than the same model elsewhere.
+    failures can't be judged, as no other node runs such jobs, and GPUs that are slower than the same model elsewhere,
+    in tests or in their last two jobs.
     """
+    from slurm_gpuhealth.controller import clocks
     from slurm_gpuhealth.store import judged
 
     with common.store(node) as db:
@@ -49,9 +51,10 @@ def lemons(node: str, above: float, as_json: bool) -> None:
         places = json.loads(judged.get_cursor(db, "places") or "[]")
         suspects = {one.node for one in found}
         slow = json.loads(judged.get_cursor(db, "slow") or "[]")
+        behind = clocks.found(db)
         untold = [one for one in json.loads(judged.get_cursor(db, "untold") or "[]") if one["node"] not in suspects]
     if as_json:
-        for row in (*(one._asdict() for one in found), *places, *untold, *slow):
+        for row in (*(one._asdict() for one in found), *places, *untold, *slow, *behind):
             click.echo(json.dumps(row))
         return
     records = _records(node)
@@ -65,9 +68,9 @@ def lemons(node: str, above: float, as_json: bool) -> None:
     if untold:
         click.echo()
         _show_untold(untold)
-    if slow:
+    if slow or behind:
         click.echo()
-        _show_slow(slow)
+        _show_slow(slow, behind)
 
 
 def _gpu(one: Suspicion, index: int | None) -> str:
@@ -143,21 +146,26 @@ def _show_untold(rows: Sequence[Mapping[str, Any]]) -> None:
     )
 
 
-def _show_slow(rows: Sequence[Mapping[str, Any]]) -> None:
+def _show_slow(slow: Sequence[Mapping[str, Any]], behind: Sequence[Mapping[str, Any]]) -> None:
+    """`slow` in tests, and `behind` in jobs."""
     common.table(
-        ("SLOW", "GPU", "MODEL", "FIGURE", "VALUE", "FLEET", "DIFFERS", "LAST TEST"),
+        ("SLOW", "GPU", "MODEL", "FIGURE", "VALUE", "OTHERS", "DIFFERS", "LAST"),
         [
             (
                 *(one["node"], "-" if one["gpu"] is None else one["gpu"], one["model"], one["name"]),
                 *(f"{one['value']:.4g} {one['unit']}", f"{one['median']:.4g}", f"{one['percent']:+d} %"),
                 common.utc(one["time"]),
             )
-            for one in rows
+            for one in (*slow, *behind)
         ],
     )
     click.echo(
         "Twice in a row slower than the same model elsewhere. To test again: gpuhealth-escalate NODE --through 4"
     )
+    for one in behind:
+        jobs = " and ".join(map(str, one["jobs"]))
+        where = words.place(one["node"], one["uuid"], one["gpu"])
+        click.echo(common.safe(f"{where}: slow in jobs {jobs}. Their work may be unequal: a weak sign"))
 
 
 def _last(one: Mapping[str, Any]) -> float:

@@ -201,6 +201,8 @@ CHECKS: dict[tuple[str, str], Callable[[Any], None]] = {
     ("Hang", "after"): _between(10, DAY, "10s to 1d"),
     ("Hang", "power"): _between(0.05, 0.95, '"5%" to "95%"'),
     ("Hang", "start"): _between(10, 30 * DAY, "10s to 30d"),
+    ("Slow", "after"): _between(60, DAY, "1min to 1d"),
+    ("Slow", "clock"): _between(0.1, 0.99, '"10%" to "99%"'),
     ("Dcgm", "health_every"): _between(30, DAY, "30s to 1d: DCGM itself looks only every 30 s"),
     ("Dcgm", "parameters"): _parameters,
     ("Dcgm", "skips"): _test,

@@ -137,6 +137,12 @@ class Hang:
 
 
 @frozen
+class Slow:
+    after: Seconds = 1800.0
+    clock: Share = 0.9
+
+
+@frozen
 class DcgmModel:
     """One `[[dcgm.model]]`: DCGM's settings for one GPU model, instead of those in [dcgm]."""
 
@@ -445,6 +451,7 @@ class Settings:
     gpus: Gpus = Gpus()
     nvml: Nvml = Nvml()
     hang: Hang = Hang()
+    slow: Slow = Slow()
     dcgm: Dcgm = Dcgm()
     host: Host = Host()
     infiniband: Infiniband = Infiniband()

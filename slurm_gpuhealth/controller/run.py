@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sql
 
-from slurm_gpuhealth.controller import accounting, action_log, actions, ingest, slow
+from slurm_gpuhealth.controller import accounting, action_log, actions, clocks, ingest, slow
 from slurm_gpuhealth.correlate import cases, context, place
 from slurm_gpuhealth.correlate.engine import Correlator
 from slurm_gpuhealth.correlate.state import AppState, Case, FleetState, Incident, NodeState, Record, State
@@ -99,6 +99,7 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
     anew = _begin_anew(engine, f"{LAYOUT} {len(settings.suspicion.hazards)}")
     verdicts, again, suspects = judge(engine, settings, leaves, now)
     behind = slow.look(engine, now)
+    clocks.look(engine, settings.slow, now)
     with engine.begin() as db:
         due = abs(now - float(judged.get_cursor(db, "pruned") or 0)) > 86400
         if due:

@@ -47,7 +47,15 @@ def line(one: dict[str, Any]) -> str:
         words = ", ".join(f"{does} {_long(seconds)}" for does, seconds in phases)
     usual = f"; usually {one['usual']} of {one['limit']} W" if one["usual"] and one["limit"] else ""
     slowed = "".join(f"; {name} {share:.0%} of the time" for name, share in one["throttled"].items() if share >= 0.01)
-    return f"{_bars(one)} {words}{usual}{slowed}"
+    return f"{_bars(one)} {words}{usual}{slowed}{_slow(one.get('slow'))}"
+
+
+def _slow(slow: dict[str, Any] | None) -> str:
+    """`; at 61 % of the others' clock for 2 h (heat)`."""
+    if not slow:
+        return ""
+    why = "the driver names no reason" if slow["reason"] == "none" else slow["reason"]
+    return f"; at {slow['percent']} % of the others' clock for {_long(slow['seconds'])} ({why})"
 
 
 def _bars(one: dict[str, Any]) -> str:
@@ -86,6 +94,17 @@ def _is_ours(one: dict[str, Any]) -> bool:
         and all(one.get(name) is None or _number(one[name]) for name in ("usual", "limit"))
         and _number(one.get("every"))
         and isinstance(one.get("why", ""), str)
+        and isinstance(one.get("model", ""), str)
+        and all(_number(one.get(name, 0)) for name in ("clock", "load"))
+        and ("slow" not in one or _is_slow(one["slow"]))
+    )
+
+
+def _is_slow(found: object) -> bool:
+    return (
+        isinstance(found, dict)
+        and all(_number(found.get(name)) for name in ("seconds", "percent"))
+        and isinstance(found.get("reason"), str)
     )
 
 

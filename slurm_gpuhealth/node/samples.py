@@ -8,7 +8,7 @@ jobuse               a row a job that has ended: measure.use's summary of each o
 from __future__ import annotations
 
 from slurm_gpuhealth.findings import Finding, Gpu
-from slurm_gpuhealth.measure import hang, use
+from slurm_gpuhealth.measure import clocks, hang, use
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from slurm_gpuhealth.config.settings import Settings
+    from slurm_gpuhealth.findings import Severity
     from slurm_gpuhealth.node.journal import Journal
 
     Held = Sequence[tuple[int, int, Sequence[str]]]
@@ -26,6 +27,14 @@ SLOT = 60.0
 """Seconds."""
 OFTEN = 20.0
 """At most so many samples in `hang.after`: prologs and epilogs read NVML too."""
+REASON = {
+    "heat": "the reason is heat: have its cooling looked at",
+    "power brake": "the reason is the power brake: have the power supplies looked at",
+    "slowdown": "the hardware holds its clocks down, by heat or power: see nvidia-smi -q -d PERFORMANCE",
+    "power cap": "its power limit holds it down and not the others: see nvidia-smi -q -d POWER",
+    "application clocks": "its application clocks were set lower: nvidia-smi -rac takes that back",
+    "none": "the driver names no reason: it may be a slow part, test it at the highest level",
+}
 
 
 def take(
@@ -33,10 +42,11 @@ def take(
 ) -> tuple[list[Finding], dict[str, Any]]:
     """A sample of NVML's `gpus` for the jobs that hold them: the findings that stand, and values for the journal."""
     jobs: dict[tuple[int, int], hang.Job] = journal.get("use", {})
+    models = {gpu["uuid"]: gpu.get("name") or "" for gpu in journal.get("gpus", ())}
     running = {(job, restart): uuids for job, restart, uuids in held}
     ended = {key: job for key, job in jobs.items() if key not in running}
     if ended:
-        _close(journal, ended, now)
+        _close(journal, ended, models, now)
     there = {gpu["uuid"]: use.sample(gpu) for gpu in gpus if "uuid" in gpu and 15 not in gpu["errors"].values()}
     whys = _whys(held, gpus)
     kept = {}
@@ -46,7 +56,10 @@ def take(
         if last is not None and now < last:  # the clock was set back
             job, last = hang.begin(), None
         if last is None or now - last >= settings.hang.after / OFTEN:
-            job = hang.add(job, now, {uuid: there.get(uuid) for uuid in uuids}, whys, settings.hang)
+            seen = {uuid: there.get(uuid) for uuid in uuids}
+            passed = now - last if last is not None and now - last <= settings.hang.after else 0.0
+            job = hang.add(job, now, seen, whys, settings.hang)
+            job = clocks.add(job, now, seen, models, passed, settings.slow)
         kept[key] = job
     values: dict[str, Any] = {"use": kept or None}
     if kept:
@@ -55,7 +68,8 @@ def take(
         values[f"sample-{int(now // SLOT) % SLOTS:03d}"] = {"time": now, "gpus": sample}
     _tell(journal, {uuid: one["why"] for job in kept.values() for uuid, one in job["gpus"].items() if one["why"]})
     said = [_finding(key, *one, now) for key, job in kept.items() for one in hang.judge(job, now, settings.hang)]
-    return said, values
+    slow = [_slow(key, *one, now) for key, job in kept.items() for one in clocks.judge(job)]
+    return said + slow, values
 
 
 def doing(journal: Journal) -> dict[str, dict[str, Any]]:
@@ -81,12 +95,15 @@ def ring(journal: Journal, since: float) -> list[dict[str, Any]]:
     ]
 
 
-def _close(journal: Journal, ended: Mapping[tuple[int, int], hang.Job], now: float) -> None:
+def _close(journal: Journal, ended: Mapping[tuple[int, int], hang.Job], models: Mapping[str, str], now: float) -> None:
     """Write down how these jobs used their GPUs."""
     import json
 
     for (job, restart), one in ended.items():
-        gpus = {uuid: use.summary(gpu) for uuid, gpu in one["gpus"].items()}
+        gpus = {
+            uuid: {**use.summary(gpu), **clocks.summary(gpu), "model": models.get(uuid, "")}
+            for uuid, gpu in one["gpus"].items()
+        }
         values = (job, restart, now, json.dumps(gpus, separators=(",", ":")))
         journal.write("INSERT OR REPLACE INTO jobuse (job, restart, time, gpus) VALUES (?, ?, ?, ?)", *values)
 
@@ -125,3 +142,15 @@ def _finding(key: tuple[int, int], uuid: str, code: str, details: Mapping[str, A
         message = f"job {job} has never worked: {does} for {minutes} min"
     whose = {"job": job, "restart": restart}
     return Finding(now, "job", code, message, Gpu(uuid), "info", True, details={**details, **whose})
+
+
+def _slow(key: tuple[int, int], uuid: str, details: Mapping[str, Any], now: float) -> Finding:
+    job, restart = key
+    clock, middle, reason = details["clock"], details["median"], details["reason"]
+    message = (
+        f"slower than the other GPUs of job {job}: {clock} MHz at load, their median is {middle} MHz"
+        f" ({clock / middle:.0%}), for {round(details['seconds'] / 60)} min; {REASON[reason]}"
+    )
+    severity: Severity = "info" if reason == "application clocks" else "warning"
+    whose = {"job": job, "restart": restart}
+    return Finding(now, "gpu", "slow", message, Gpu(uuid), severity, True, details={**details, **whose})

@@ -1,4 +1,7 @@
-"""gpu:slow: what the controller wrote into the node's Extra about its GPUs, as findings of this node."""
+"""gpu:slow: what the controller wrote into the node's Extra about its GPUs, as findings of this node.
+
+The same finding tells of a GPU that is slower than the others of its job (samples.py).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,17 @@ if TYPE_CHECKING:
 
 def note(settings: Settings, journal: Journal, text: str, now: float) -> None:
     """Keep a finding for each GPU in `text` (`remark.slow_text`), and clear those that are not in it any more."""
+
+    def keep() -> None:
+        judged = record.keep(journal, settings, told(journal, text, now), now)
+        record.clear(journal, ("gpu",), judged, now)
+        journal.put("slow", text or None)
+
+    journal.together(keep)
+
+
+def told(journal: Journal, text: str, now: float) -> list[Finding]:
+    """A finding for each GPU in `text` that this node has."""
     known = [gpu["uuid"] for gpu in journal.get("gpus", [])]
     found = []
     for one in remark.read_slow(text):
@@ -31,10 +45,4 @@ def note(settings: Settings, journal: Journal, text: str, now: float) -> None:
                     details={"figure": one.figure, "unit": one.unit, "value": one.value, "median": one.median},
                 )
             )
-
-    def keep() -> None:
-        judged = record.keep(journal, settings, found, now)
-        record.clear(journal, ("gpu",), judged, now)
-        journal.put("slow", text or None)
-
-    journal.together(keep)
+    return found

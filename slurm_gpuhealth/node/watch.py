@@ -148,6 +148,11 @@ def _nvml(settings: Settings, journal: Journal, now: float, timeout: float) -> S
 
         stand, work = samples.take(settings, journal, held, probed.value["gpus"], now)
         findings += stand
+    if text := journal.get("slow"):  # the same condition, seen by tests: this reading must not end it
+        from slurm_gpuhealth.node import slow
+
+        here = [one.gpu for one in findings if one.key == "gpu:slow"]
+        findings += [one for one in slow.told(journal, text, now) if one.gpu not in here]
     return (
         findings,
         True,
@@ -200,7 +205,7 @@ def _inventory(settings: Settings, journal: Journal, now: float, timeout: float)
 
 SOURCES: dict[str, tuple[tuple[str, ...], float | Callable[[Settings], float], Look]] = {
     # key of [sources] → the findings' sources that it reads in full, seconds between two readings, how
-    "nvml": (("nvml", "driver", "job"), 0, _nvml),
+    "nvml": (("nvml", "driver", "job", "gpu"), 0, _nvml),
     "infiniband": (("ib",), 0, _infiniband),
     "host": (("host",), 0, _host),
     "site": (("site",), 0, _site),

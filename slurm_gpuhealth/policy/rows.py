@@ -48,7 +48,7 @@ DETAILS: dict[str, tuple[str, ...]] = {
     "leftover": ("mhz", "milliwatts", "mode", "pid", "process", "reasons", "uid"),
     "site": ("check", "gpu", "says"),
     "tool": ("outcome",),
-    "gpu": ("figure", "unit", "value", "median"),
+    "gpu": ("figure", "unit", "value", "median", "clock", "reason", "seconds", "since", "job", "restart"),
 }
 """A finding's source → the names of its details, which `when` may ask for."""
 

@@ -338,13 +338,26 @@ def test_a_job_of_many_phases_is_told_by_their_sum(ask):
     assert "working 49 min, idle 50 min; idle for 4 min at once; usually" in ask("7").output
 
 
+@pytest.mark.parametrize(("reason", "why"), [("heat", "heat"), ("none", "the driver names no reason")])
+def test_a_gpu_that_was_slower_than_the_others_is_said_to_be_with_the_reason(ask, reason, why):
+    slow = {"seconds": 7190, "percent": 61, "reason": reason}
+    ship_use(ask.store, **{"GPU-3": {**used((180, 380, 98)), "slow": slow}, "GPU-9": used((180, 610, 98))})
+    said = ask("7").output.splitlines()
+    (three,) = [line for line in said if "n1 GPU3 " in line]
+    assert three.endswith(f"; usually 380 of 700 W; at 61 % of the others' clock for 2 h ({why})")
+    assert sum("others' clock" in line for line in said) == 1
+
+
 @pytest.mark.parametrize("wrong", ["[" * 5000, "null", '{"GPU-3": {}}', '{"GPU-3": 5}', "{"])
 def test_a_use_that_no_node_of_ours_wrote_is_left_out(ask, wrong):
     good = {"GPU-3": used((60, 610, 98))}
     ship_use(ask.store)
     for text in (
         wrong,
-        *(json.dumps({"GPU-3": {**good["GPU-3"], key: "x"}}) for key in ("series", "spent", "every", "usual")),
+        *(
+            json.dumps({"GPU-3": {**good["GPU-3"], key: "x"}})
+            for key in ("series", "spent", "every", "usual", "clock", "slow")
+        ),
     ):
         with open_store(ask.store).begin() as db:
             db.execute(sql.update(schema.jobuse).values(gpus=text))

@@ -152,6 +152,8 @@ REVIEWED = [
     ("site:scratch", {"says": "fault", "gpu": False}, 1, "fault", "L1"),
     ("site:nvme", {"says": "info"}, 9, "info", ""), ("site:nvme", {}, 9, "info", ""),
     ("tool:nccl", {"outcome": "wrong"}, 9, "warning", ""), ("gpu:slow", {}, 99, "warning", ""),
+    *(("gpu:slow", {"reason": reason}, 99, "warning", "") for reason in ("heat", "power brake", "power cap", "none")),
+    ("gpu:slow", {"reason": "application clocks"}, 99, "info", ""),
     ("leftover:process", {}, 9, "warning", ""),
     # What nobody thought of never drains.
     ("new-source:new-code", {"class": "hardware", "action": "RESET_GPU"}, 99, "warning", ""),

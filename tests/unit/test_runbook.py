@@ -9,6 +9,7 @@ from slurm_gpuhealth.config.settings import Row
 from slurm_gpuhealth.diagnose import parse as dcgm_parse
 from slurm_gpuhealth.diagnose import refusal
 from slurm_gpuhealth.evidence import infiniband, nvml, nvml_rules
+from slurm_gpuhealth.measure import clocks
 from slurm_gpuhealth.policy import runbook
 from slurm_gpuhealth.slurm import reason as reasons
 from slurm_gpuhealth.xid import catalog, words
@@ -161,6 +162,7 @@ def test_every_entry_is_the_first_one_for_something():
         runbook.Code("xid", "154", says={"action": "DRAIN_P2P"}),
         *map(runbook.of_key, ("request:asked", "request:suspect", "request:sweep")),
     ]
+    keys += [runbook.Code("gpu", "slow", says={"reason": name}) for _, name in clocks.REASONS]
     keys += [runbook.of_key(key) for key in ("dcgm:a_test_of_tomorrow", "dcgm-health:any", "site:any")]
     used = {id(runbook.entry(one.key, {**one.details, **one.says})) for one in keys}
     assert [one.finding for one in runbook.load() if id(one) not in used] == []

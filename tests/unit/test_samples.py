@@ -11,6 +11,7 @@ import pytest
 from slurm_gpuhealth.config.settings import Hang, Nvml
 from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.node import samples, watch
+from slurm_gpuhealth.node import slow as told
 from slurm_gpuhealth.node.journal import open_journal
 from tests.fakes import node
 from tests.fakes.node import inject
@@ -144,6 +145,68 @@ def test_the_finding_ends_with_the_job_and_its_use_is_shipped(checked, folder):
     assert use["longest"]["spinning"] == 19 * 60
     assert use["quarters"]["watts"] == [612, 121, 121, 121]
     assert ("use", 7) in list(checked.journal.rows("SELECT kind, id FROM outbox"))
+
+
+def slow(checked, standing="cleared IS NULL"):
+    rows = checked.journal.rows(
+        f"SELECT gpu, severity, job, message, details FROM finding WHERE source = 'gpu' AND {standing}"  # noqa: S608
+    )
+    return [(*row[:4], json.loads(row[4])) for row in rows]
+
+
+def test_a_gpu_that_is_hot_is_slower_than_the_others_of_its_job_until_it_is_cool_or_the_job_ends(checked, folder):
+    start(checked, 7, 0, 1, 2, 3)
+    inject(folder, "crawls", 1110, 0x60, "--gpu", 3)
+    play(checked, folder, 30, 1, gpu0="works", gpu1="works", gpu2="works")
+    assert slow(checked) == []
+    checked(NOW + 60 * 31)
+    ((gpu, severity, job, message, details),) = slow(checked)
+    assert (gpu, severity, job) == (3, "warning", 7)
+    assert message == (
+        "slower than the other GPUs of job 7: 1110 MHz at load, their median is 1755 MHz (63%), for 30 min;"
+        " the reason is heat: have its cooling looked at"
+    )
+    whose = {"job": 7, "restart": 0, "since": round(NOW + 60), "seconds": 1800}
+    assert details == {"clock": 1110, "median": 1755, "unit": "MHz", "reason": "heat", **whose}
+    assert checked.journal.one("SELECT count(*) FROM finding WHERE severity = 'fault'") == (0,)
+    play(checked, folder, 10, 32, gpu3="works")
+    assert slow(checked) == []
+    inject(folder, "crawls", 1110, 0x60, "--gpu", 3)
+    play(checked, folder, 31, 42)
+    assert len(slow(checked)) == 1
+    end(checked, 7)
+    checked(NOW + 60 * 73)
+    assert (slow(checked), len(slow(checked, "cleared IS NOT NULL"))) == ([], 2)
+    use = json.loads(checked.journal.one("SELECT gpus FROM jobuse")[0])[checked.uuids[3]]
+    assert (use["model"], use["clock"], use["slow"]["percent"], use["slow"]["reason"]) == (
+        "NVIDIA H100 80GB HBM3",
+        1110,
+        63,
+        "heat",
+    )
+
+
+def test_application_clocks_of_one_gpu_are_said_and_are_no_warning(checked, folder):
+    start(checked, 7, 0, 1, 2)
+    inject(folder, "crawls", 1305, 2, "--gpu", 1)
+    play(checked, folder, 31, 1, gpu0="works", gpu2="works")
+    ((gpu, severity, _, message, _),) = slow(checked)
+    assert (gpu, severity) == (1, "info")
+    assert message.endswith("its application clocks were set lower: nvidia-smi -rac takes that back")
+
+
+def test_what_tests_and_what_a_job_say_of_slow_gpus_do_not_end_each_other(checked, folder):
+    start(checked, 7, 0, 1, 2)
+    inject(folder, "crawls", 1110, 0x60, "--gpu", 1)
+    text = ", ".join(f"{checked.uuids[gpu][:12]} dcgm.gflops 41.2 52.1 TFLOPS" for gpu in (1, 5))
+    told.note(checked.settings, checked.journal, text, NOW)
+    play(checked, folder, 31, 1, gpu0="works", gpu2="works")
+    assert [(one[0], "job 7" in one[3]) for one in slow(checked)] == [(1, True), (5, False)]
+    end(checked, 7)
+    checked(NOW + 60 * 32)
+    assert [(one[0], "elsewhere" in one[3]) for one in slow(checked)] == [(1, True), (5, True)]
+    told.note(checked.settings, checked.journal, "", NOW + 60 * 33)
+    assert slow(checked) == []
 
 
 def test_what_cannot_be_judged_is_said_once(checked, folder, capfd):
