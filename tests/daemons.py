@@ -80,7 +80,12 @@ class Daemons:
             (self.lab / f"run/{name}.pid").unlink(missing_ok=True)
 
     def kill_strays(self) -> None:
-        """Kill steps, hooks and workers that outlived the lab. slurmstepd overwrites its environment: its log tells."""
+        """Kill steps, hooks and workers that outlived the lab until none is left: they may start others meanwhile."""
+        until(lambda: not self._strays(), "the end of what the lab started")
+
+    def _strays(self) -> int:
+        """Kill them; returns how many there were. slurmstepd overwrites its environment: its log tells."""
+        found = 0
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit() or int(folder.name) == os.getpid():
                 continue
@@ -90,8 +95,10 @@ class Daemons:
                     ours = any(os.readlink(fd).startswith(f"{self.lab}/") for fd in (folder / "fd").iterdir())
                 if ours:
                     os.kill(int(folder.name), signal.SIGKILL)
+                    found += 1
             except OSError:
                 continue
+        return found
 
 
 PATIENCE = 240.0
