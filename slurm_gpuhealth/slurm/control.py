@@ -217,7 +217,7 @@ def keep_off(slurm: settings.Slurm, job: records.JobRecord, node: str) -> None:
 
 def pending(slurm: settings.Slurm) -> list[tuple[tuple[str, ...], str]]:
     """Partitions of each pending job, and why it waits; an array is one job. Includes hidden partitions."""
-    return records.parse_pending(_ask(slurm, slurm.squeue, "-h", "-a", "-t", "PD", "-o", "%P|%r"))
+    return records.parse_pending(_ask(slurm, slurm.squeue, "-h", "-a", "-t", "PD", "-o", "%P|%a|%r"))
 
 
 def config(slurm: settings.Slurm) -> dict[str, tuple[str, ...]]:

@@ -220,10 +220,12 @@ def parse_excluded(text: str) -> tuple[str, ...] | None:
 
 
 def parse_pending(text: str) -> list[tuple[tuple[str, ...], str]]:
-    """`squeue -o '%P|%r'`: partitions and Slurm's reason of each job; users can't write any of it."""
+    """`squeue -o '%P|%a|%r'`: partitions and Slurm's reason of each job; users can't write any of it."""
     jobs = []
     for line in text.splitlines():
-        partitions, _, reason = line.partition("|")
+        partitions, account, reason = (*line.split("|", 2), "", "")[:3]
+        if account == "(null)" and reason == "InvalidAccount":
+            reason = "None"  # without accounting, 23.11.4 says so now and then of a job that waits for a node
         jobs.append((tuple(partitions.split(",")), reason.strip()))
     return jobs
 

@@ -72,7 +72,7 @@ def test_a_pending_job_that_could_start_there_comes_first(lab):
     first = lab.submit("sleep 600", gres="gpu:4", nodelist="n1")
     lab.wait(first, "RUNNING")
     waits = lab.submit("sleep 1", gres="gpu:4", nodelist="n1")
-    lab.until(lambda: lab.job(waits)["Reason"] in ("Resources", "Priority"), "a job that waits for GPUs")
+    lab.wait(waits, "PENDING")
     for node in lab.names:  # only now: a check that read the configuration of the test before may still run
         is_due(lab, node)
     lab.configure(SWEEP)

@@ -13,28 +13,30 @@ NOW = 1_800_000_000.0
 DAY = 86400.0
 ON = Settings(mode="enforce", sweep=Sweep(enabled=True))
 IDLE = NodeRecord("n1", "IDLE", frozenset(), partitions=("gpu", "all"))
-# As squeue 22.05.8 prints them, `%P|%r`.
+# As squeue 22.05.8 prints them, `%P|%a|%r`.
 WANTED = (
-    "gpu|Resources",
-    "gpu|Priority",
-    "gpu|None",
-    "gpu,all|Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
-    "gpu|ReqNodeNotAvail, UnavailableNodes:n2",
-    "other,all|Priority",
-    "gpu|Licenses",
-    "gpu|SomethingOfTomorrow",
+    "gpu|lab|Resources",
+    "gpu|lab|Priority",
+    "gpu|lab|None",
+    "gpu,all|lab|Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+    "gpu|lab|ReqNodeNotAvail, UnavailableNodes:n2",
+    "other,all|lab|Priority",
+    "gpu|lab|Licenses",
+    "gpu|lab|SomethingOfTomorrow",
+    "gpu|(null)|InvalidAccount",
 )
 NOT_WANTED = (
-    "cpu|Resources",
-    "gpu|Dependency",
-    "gpu|DependencyNeverSatisfied",
-    "gpu|BeginTime",
-    "gpu|JobHeldUser",
-    "gpu|JobHeldAdmin",
-    "gpu|AssocGrpGRES",
-    "gpu|QOSMaxGRESPerUser",
-    "gpu|launch failed requeued held",
-    "gpu|PartitionTimeLimit",
+    "cpu|lab|Resources",
+    "gpu|lab|Dependency",
+    "gpu|lab|DependencyNeverSatisfied",
+    "gpu|lab|BeginTime",
+    "gpu|lab|JobHeldUser",
+    "gpu|lab|JobHeldAdmin",
+    "gpu|lab|AssocGrpGRES",
+    "gpu|lab|QOSMaxGRESPerUser",
+    "gpu|lab|launch failed requeued held",
+    "gpu|lab|PartitionTimeLimit",
+    "gpu|lab|InvalidAccount",
 )
 
 
@@ -187,7 +189,7 @@ def test_a_node_with_a_fault_that_waits_or_a_hold_does_not_sweep(journal, queue)
 @pytest.mark.parametrize("line", WANTED)
 def test_a_pending_job_that_could_start_here_comes_first(journal, queue, line):
     old(journal)
-    queue.text = "cpu|Resources\n" + line + "\n"
+    queue.text = "cpu|lab|Resources\n" + line + "\n"
     assert not due(journal)
 
 
