@@ -32,8 +32,11 @@ def mark(url: str) -> int:
     return zlib.crc32(url.encode()) if url else 0
 
 
-def ship(settings: Settings, journal: Journal, node: str, seconds: float) -> None:
-    """Ship the waiting rows, within `seconds`. If that fails, say so once; the rows wait for the next time."""
+def ship(settings: Settings, journal: Journal, node: str, seconds: float, lives: bool = False) -> None:
+    """Ship the waiting rows, within `seconds`. If that fails, say so once; the rows wait for the next time.
+
+    `lives`: if nothing waits, ship the head alone, which says that this node lives.
+    """
     if journal.folder != settings.paths.state:
         return  # in the fallback: its rows get their numbers once the disk works again
     lost = settings.store.url and not journal.get("shipped")  # with a part of a journal that was corrupt
@@ -42,7 +45,9 @@ def ship(settings: Settings, journal: Journal, node: str, seconds: float) -> Non
     deadline = time.monotonic() + seconds - MARGIN
     error = ""
     try:
-        while settings.store.url and deadline - time.monotonic() > 0 and _some(settings, journal, node, deadline):
+        while (
+            settings.store.url and deadline - time.monotonic() > 0 and _some(settings, journal, node, deadline, lives)
+        ):
             pass
     except (OSError, ValueError) as failure:
         error = str(failure)
@@ -68,12 +73,14 @@ def _begin(journal: Journal, url: str) -> None:
     journal.together(begin)
 
 
-def _some(settings: Settings, journal: Journal, node: str, deadline: float) -> bool:
+def _some(settings: Settings, journal: Journal, node: str, deadline: float, lives: bool) -> bool:
     """Ship the oldest waiting rows; returns whether there may be more. Raises OSError, which says why it failed."""
     shipped = journal.get("shipped")
     records, last = _waiting(journal)
-    if not last:
+    alone = not last
+    if alone and not lives:
         return False
+    last = last or shipped["seq"]
     gpus = [[gpu["uuid"], gpu.get("index"), gpu.get("pci"), gpu.get("serial")] for gpu in journal.get("gpus", [])]
     head: Record = {"kind": "ship", "seq": last, "dropped": shipped.get("dropped")}
     if gpus != shipped.get("gpus"):
@@ -100,7 +107,7 @@ def _some(settings: Settings, journal: Journal, node: str, deadline: float) -> b
         journal.write("DELETE FROM outbox WHERE seq <= ?", last)
 
     journal.together(acknowledge)
-    return True
+    return not alone
 
 
 def _waiting(journal: Journal) -> tuple[list[Record], int]:
