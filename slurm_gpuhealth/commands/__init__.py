@@ -2,7 +2,7 @@
 
 A node: status, findings, why, diag, xid, doctor, config.
 Held nodes: resume, undrain, ladder, escalate (of its own name: gpuhealth-escalate), accept (new ones).
-Jobs, on the controller: explain (explain_job, explain_log), jobs, lemons, correlate, import_.
+Jobs, on the controller: explain (explain_job, explain_log), jobs, hung, lemons, correlate, import_.
 To try what would be: simulate, replay.
 prolog and epilog are for copies of the scripts from before hooks/.
 """

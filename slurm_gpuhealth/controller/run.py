@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sql
 
-from slurm_gpuhealth.controller import accounting, action_log, actions, ingest, slow
+from slurm_gpuhealth.controller import accounting, action_log, actions, hung, ingest, slow
 from slurm_gpuhealth.correlate import cases, context, place
 from slurm_gpuhealth.correlate.engine import Correlator
 from slurm_gpuhealth.correlate.state import AppState, Case, FleetState, Incident, NodeState, Record, State
@@ -83,6 +83,7 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
     anew = _begin_anew(engine)
     verdicts, again, suspects = judge(engine, settings, leaves, now)
     behind = slow.look(engine, now)
+    hung.look(engine, settings, now, trouble)
     with engine.begin() as db:
         due = abs(now - float(judged.get_cursor(db, "pruned") or 0)) > 86400
         if due:
