@@ -83,7 +83,7 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
     anew = _begin_anew(engine)
     verdicts, again, suspects = judge(engine, settings, leaves, now)
     behind = slow.look(engine, now)
-    hung.look(engine, settings, now, trouble)
+    standing = hung.look(engine, settings, now, trouble)
     with engine.begin() as db:
         due = abs(now - float(judged.get_cursor(db, "pruned") or 0)) > 86400
         if due:
@@ -101,7 +101,7 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
         if len(clusters) > 1:  # a node could be drained for a node of the same name in another cluster
             trouble.append(f"the store has jobs of several clusters ({', '.join(clusters)}): no action is taken")
         else:
-            actions.after(action_log.Act(settings, engine, now), list(latest.values()), suspects)
+            actions.after(action_log.Act(settings, engine, now), list(latest.values()), suspects, standing)
             if settings.mode == "enforce" and settings.sources.tools != "off":
                 slow.tell(engine, settings, behind)
         with engine.begin() as db:
