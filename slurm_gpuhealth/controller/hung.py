@@ -25,6 +25,8 @@ often (hooks/check.py)."""
 NEAR = 60.0
 """A node's clock may be so many seconds behind when its prolog notes a job's begin; and the processes of a job that is
 ended are gone so many seconds before its end."""
+LATEST = 1e12
+"""A time beyond this is none of ours: Python's floats end, too."""
 PROLOGS = 3600.0
 """The prologs of a job's nodes begin within so many seconds; an older record is of another job with this number."""
 
@@ -71,7 +73,7 @@ def of(
         )
         for row in rows
     ]
-    events = [_event(row) for row in findings if row.source != "job"]
+    events = [_event(row) for row in findings if row.source != "job" and row.time - (row.clock or 0.0) <= now + NEAR]
     missing = max(0, max(row.nodes or 0 for row in rows) - len(rows))
     told = hung.judge(parts, events, _flight(db, job, restart, began), missing)
     if told is None:
@@ -127,7 +129,8 @@ def _stands(findings: Iterable[Any], job: int, restart: int, until: float) -> di
         kind, since = details.get("kind"), details.get("since")
         # A job that has never worked and does not spin may not have begun.
         said = kind in ("spinning", "idle") if row.code == "stalled" else kind == "spinning"
-        if said and (details.get("job"), details.get("restart")) == (job, restart) and isinstance(since, (int, float)):
+        ours = said and (details.get("job"), details.get("restart")) == (job, restart)
+        if ours and isinstance(since, (int, float)) and 0 <= since < LATEST:
             found.setdefault(row.node, {})[row.uuid] = str(kind), float(since) - clock
     return found
 

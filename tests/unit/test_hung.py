@@ -286,7 +286,12 @@ def test_what_an_earlier_run_of_the_job_left_does_not_count(cluster):
     assert cluster.look() == []
 
 
-@pytest.mark.parametrize("details", ["[", "[]", "{}", '{"kind": "spinning", "job": 7, "restart": 0, "since": "x"}'])
+HUGE = '{"kind": "spinning", "job": 7, "restart": 0, "since": 1' + 400 * "0" + "}"
+
+
+@pytest.mark.parametrize(
+    "details", ["[", "[]", "{}", '{"kind": "spinning", "job": 7, "restart": 0, "since": "x"}', HUGE]
+)
 def test_details_that_no_node_of_ours_wrote_do_no_harm(cluster, details):
     cluster.change(schema.finding, details=details)
     assert cluster.look() == []
