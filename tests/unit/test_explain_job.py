@@ -353,11 +353,12 @@ def test_a_use_that_no_node_of_ours_wrote_is_left_out(ask, wrong):
         assert "n1 GPU3 ▇" not in said.output
 
 
-def stood_still(store, since, gpus=("GPU-3", "GPU-9"), idle="", cleared=None):
-    """Job 7 ran on n1 and stood still there."""
-    key = {"node": "n1", "journal": "j", "seq": 1, "taken": 1}
+def stood_still(store, since, gpus=("GPU-3", "GPU-9"), idle="", cleared=None, clock=0.0):
+    """Job 7 ran on n1 and stood still there. `clock`: its seconds ahead; `cleared`: by its clock."""
+    key = {"node": "n1", "journal": "j", "seq": 1, "taken": 1, "clock": clock}
+    began, since = END - 7199 + clock, since + clock
     with open_store(store).begin() as db:
-        run = {"user": "alice", "nodes": 1, "gpus": ",".join(gpus), "started": END - 7199, "ended": END + 1}
+        run = {"user": "alice", "nodes": 1, "gpus": ",".join(gpus), "started": began, "ended": END + 1 + clock}
         db.execute(sql.insert(schema.run).values(**key, id=7, sub=0, **run))
         for number, uuid in enumerate(gpus):
             kind = "idle" if uuid == idle else "spinning"
@@ -401,5 +402,23 @@ def test_what_a_hang_points_to_is_said_and_that_the_verdict_does_not_count_it(as
 
 
 def test_a_job_that_worked_again_before_its_end_is_not_said_to_have_stood_still(ask):
-    stood_still(ask.store, END - 4800, cleared=END - 1800)
+    stood_still(ask.store, END - 4800, cleared=END - 1800 + 5000, clock=5000.0)
     assert "stood still" not in ask("7").output
+
+
+def test_what_the_node_finds_after_the_job_s_end_is_not_taken_for_the_cause(ask):
+    stood_still(ask.store, END - 300, cleared=END + 5)
+    key = {"node": "n1", "journal": "j", "seq": 1, "taken": 1, "id": 8, "sub": 0}
+    lost = {
+        "time": END + 120,
+        "source": "nvml",
+        "code": "lost",
+        "severity": "fault",
+        "uuid": "GPU-3",
+        "message": "gone",
+    }
+    with open_store(ask.store).begin() as db:
+        db.execute(sql.insert(schema.finding).values(**key, **lost))
+    said = ask("7").output
+    assert "2 of 2 GPUs waited." in said
+    assert "points to" not in said

@@ -258,15 +258,34 @@ def test_if_slurm_does_not_answer_the_job_is_listed_and_the_trouble_told(cluster
 
 
 def test_a_node_on_which_it_works_and_one_that_is_silent_are_told_apart(cluster):
-    on_n2 = schema.finding.c.node == "n2"
-    cluster.change(schema.finding, on_n2, cleared=T + 700)
+    cluster.change(schema.finding, schema.finding.c.node == "n2", cleared=T + 700)
+    cluster.change(schema.run, schema.run.c.node == "n2", gpus="n2-0")
     assert cluster.look() == []
     cluster.change(schema.node, schema.node.c.node == "n2", last_shipped=T + 3300)
-    assert cluster.look() == []  # 2 of 4 GPUs: no majority
-    cluster.change(schema.finding, on_n2, schema.finding.c.id == 0, cleared=None)
     (one,) = cluster.look()
-    assert one["silent"] == ()
+    assert (one["silent"], one["node"], one["waiting"], one["gpus"]) == (("n2",), "n2", 2, 3)
+
+
+def test_a_gpu_that_is_not_said_to_stand_still_beside_others_that_are_is_the_different_one(cluster):
+    cluster.change(schema.finding, schema.finding.c.node == "n2", schema.finding.c.id == 1, cleared=T + 700)
+    (one,) = cluster.look()
     assert one["different"] == [{"node": "n2", "uuid": "n2-1", "gpu": 1}]
+
+
+@pytest.mark.parametrize(("kind", "count"), [("spinning", 1), ("idle", 0), ("empty", 0)])
+def test_a_job_that_has_never_worked_counts_only_if_it_spins(cluster, kind, count):
+    details = {"kind": kind, "since": T, "job": 7, "restart": 0}
+    cluster.change(schema.finding, code="never-started", details=json.dumps(details))
+    assert len(cluster.look()) == count
+
+
+def test_an_old_record_of_another_job_with_this_number_is_not_taken_for_a_part_of_it(cluster):
+    key = {"node": "n9", "journal": "a", "seq": 1, "taken": 1, "id": 7, "sub": 0}
+    run = {"user": "bob", "nodes": 1, "gpus": "n9-0,n9-1", "started": T - 90000}
+    with open_store(cluster.settings).begin() as db:
+        db.execute(sql.insert(schema.run).values(**key, **run))
+    (one,) = cluster.look()
+    assert (one["nodes"], one["user"], one["gpus"]) == (["n1", "n2"], "alice", 4)
 
 
 def test_the_clocks_of_the_nodes_may_differ(cluster):
