@@ -21,13 +21,12 @@ TOGETHER = 600.0
 """GPUs that stopped within so many seconds of the median stopped together: checks, and pauses, differ by minutes."""
 BEFORE, AFTER = 300.0, 600.0
 """Evidence belongs to the stop if it came so many seconds before or after it. What comes later may be a consequence."""
-FIRST = 60.0
-"""What came so many seconds before all else came first."""
+FIRST = 120.0
+"""What came so many seconds before all else came first: checks of one cause on several nodes differ by an interval."""
 HARD = frozenset(
     (
         *("nvml:lost", "nvml:count", "nvml:irq", "nvml:power", "nvml:ecc", "nvml:recovery", "nvml:nvlink"),
         *("nvml:remap-fail", "nvml:remap-pend", "driver:hung", "aer:fatal", "aer:nonfatal", "host:memory"),
-        *("host:mount", "host:read-only"),
     )
 )
 FAULTS = ("xid", "sxid", "nvrm", "site")
@@ -35,8 +34,8 @@ FAULTS = ("xid", "sxid", "nvrm", "site")
 REMAPPED = "xid:63"
 """Of class hardware, but nothing has failed."""
 LINK = ("ib:port-down", "ib:port-missing")
-WAITS = "host:hung"
-"""Many tasks in uninterruptible sleep: mostly a file system, which every node may wait for."""
+SHARED = ("host:hung", "host:mount", "host:read-only")
+"""Many tasks in uninterruptible sleep, a mount that is gone: mostly a file system that others wait for too."""
 KILLED = "host:oom"
 SOFT: Mapping[str, Cause] = {"waits": "infrastructure", "killed": "application"}
 SAID = 4
@@ -194,7 +193,7 @@ def _kind(one: Event) -> str:
             one.severity == "fault" or (class_ == "hardware" and one.severity == "warning")
         ):
             return "hard"
-    return {WAITS: "waits", KILLED: "killed"}.get(key, "")
+    return "waits" if key in SHARED else "killed" if key == KILLED else ""
 
 
 def _named(flight: Flight) -> str | None:

@@ -65,7 +65,19 @@ SITUATIONS = {
         *([part("n1", "i"), part("n2", "i")], [event("host:hung", one, at=90) for one in ("n1", "n2")], None),
         ("infrastructure", None, None),
     ),
-    "one node lost its mount": (IDLE, [event("host:mount", "n2", at=-60)], None, ("node", "n2", None)),
+    "one node lost its mount": (IDLE, [event("host:mount", "n2", at=-60)], None, ("infrastructure", "n2", None)),
+    "a file server is gone, and one node's check saw it first": (
+        ALL,
+        [event("host:mount", "n2", at=-60), event("host:mount", "n1", at=90)],
+        None,
+        ("infrastructure", None, None),
+    ),
+    "two nodes see faults of one cause at their next checks": (
+        ALL,
+        [event("nvml:recovery", "n2", 0, at=-10), event("nvml:recovery", "n1", 0, at=70)],
+        None,
+        ("unknown", None, None),
+    ),
     "a rank was killed for memory": (
         IDLE,
         [event("host:oom", "n2", at=-5, severity="info")],
