@@ -1,4 +1,4 @@
-"""`make demo`: real Slurm and four simulated GPU nodes; good and bad jobs, a GPU that dies, one to reset, one to test.
+"""`make demo`: real Slurm and four simulated GPU nodes; good and bad jobs, a GPU that dies, one to reset, a hang.
 
 KEEP=1 leaves the cluster running, also after a failure; `python -m tests.demo stop FOLDER` stops it.
 """
@@ -37,6 +37,8 @@ enabled = true
 first = "1d"
 [correlate]
 settle = "0s"
+[hang]
+after = "10s"
 """
 NODES = ("sinfo", "-N", "-p", "gpu", "-o", "%N %t %E")
 
@@ -159,11 +161,38 @@ def story(lab: Lab) -> None:
     say("7. Nothing else was disturbed")
     show(lab, *NODES)
 
+    # For step 9: it works meanwhile.
+    hangs = lab.submit("sleep 600", gres="gpu:8", nodes=2, nodelist="n1,n4", job_name="llm")
+    lab.wait(hangs, "RUNNING")
+    lab.inject_all(("n1", "n4"), "works")
+
     say("8. What did the failed jobs die of, and which nodes are lemons?")
     until(lambda: explained(lab).count(" FAILED ") == 2, "verdicts on both")
     for job in (bug, died):
         print(f"$ gpuhealth explain {job}\n{lab.gpuhealth('n1', 'explain', str(job))}")
     print(f"$ gpuhealth lemons\n{lab.gpuhealth('n1', 'lemons').rstrip()}", flush=True)
+
+    say("9. A job of 16 GPUs works on n1 and n4, until GPU 5 of n4 does not go on: the others wait for it")
+    lab.until(lambda: min(map(len, worked(lab, "n1", "n4"))) >= 3, "its usual power", "n1", "n4")
+    lab.inject_all(("n1", "n4"), "spins")
+    lab.inject("n4", "idles", "--gpu", 5)
+    lab.inject("n4", "ecc", 2, "--gpu", 5)
+    began = time.monotonic()
+    lab.until(lambda: len(stalled(lab, "n1") + stalled(lab, "n4")) == 16, "the nodes' word", "n1", "n4")
+    lab.gpuhealth("n1", "correlate")
+    print(f"found {time.monotonic() - began:.1f} s later (hang.after is 10 s here, 10 min as installed):")
+    print(f"$ gpuhealth hung\n{lab.gpuhealth('n1', 'hung').rstrip()}", flush=True)
+    lab.run("scancel", str(hangs))
+
+
+def worked(lab: Lab, *nodes: str) -> list[list[int]]:
+    """The powers at which each GPU of a job has worked."""
+    jobs = [job for node in nodes for job in (lab.journal(node, "use") or {}).values()]
+    return [gpu["worked"] for job in jobs for gpu in job["gpus"].values()] if len(jobs) == len(nodes) else [[]]
+
+
+def stalled(lab: Lab, node: str) -> list[object]:
+    return lab.rows(node, "SELECT id FROM finding WHERE source = 'job' AND code = 'stalled' AND cleared IS NULL")
 
 
 def explained(lab: Lab) -> str:

@@ -22,7 +22,7 @@ from tests.daemons import PATIENCE, until
 from tests.fakes import node as fakes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -135,6 +135,15 @@ class Lab(Cluster):
         self._newly_configured(node)
         self.touched.add(node)
         fakes.inject(self.lab / "nodes" / node, *what)
+
+    def inject_all(self, nodes: Iterable[str], *what: object) -> None:
+        """The same on every GPU of these nodes, for a node at once: what NVML answers is GPU 0's."""
+        for node in nodes:
+            self.inject(node, *what)
+            scenario = fakes.load(str(self.lab / "nodes" / node))
+            for gpu in scenario["gpus"]:
+                gpu["nvml"] = dict(scenario["gpus"][0]["nvml"])
+            fakes.save(str(self.lab / "nodes" / node), scenario)
 
     @contextlib.contextmanager
     def unchecked(self, node: str) -> Iterator[None]:

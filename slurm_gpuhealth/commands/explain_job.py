@@ -20,17 +20,22 @@ if TYPE_CHECKING:
 
 MOST = 16
 """GPUs of a job whose use is shown."""
+BEFORE = {"TIMEOUT": "its time limit", "CANCELLED": "it was cancelled"}
 
 
 def explain_job(node: str, job: int, as_json: bool) -> None:
     """Print the verdict of each attempt. Raises click.ClickException if there is none, and says why."""
+    from slurm_gpuhealth.controller import hung
     from slurm_gpuhealth.store import judged
 
+    settings = common.settings_of(node)
     with common.store(node) as db:
         attempts = judged.explained(db, job)
         actions = judged.actions(db, job)
         for one in attempts:
             one["uses"] = _uses(db, one["uses"])
+            ended = one["state"] != "COMPLETED"
+            one["stood"] = hung.before_end(db, settings, job, one["attempt"], one["end"]) if ended else None
     if not attempts:
         raise click.ClickException(
             f"job {job} is not in the cluster's record: it has not ended, or gpuhealth correlate has not run since"
@@ -57,6 +62,7 @@ def _print(one: dict[str, Any], attempts: int) -> None:
     say(f"{head} of {one['user']}, {one['name']!r}: {ended}")
     verdict = one["verdict"]
     if verdict is None:
+        _print_stood(one)
         _print_uses(one["uses"])
         say("  It ended well." if one["state"] == "COMPLETED" else "  Not judged yet: gpuhealth correlate does that.")
         return
@@ -81,11 +87,32 @@ def _print(one: dict[str, Any], attempts: int) -> None:
         say("  Its log was not read.")
     if (one["reading"] or {}).get("flight"):
         say(f"  Its flight recorder: {one['reading']['evidence'][0]}.")
+    _print_stood(one)
     _print_uses(one["uses"])
     for action in one["actions"]:
         say(f"  Done {common.ago(time.time(), action['time'])}: {action['kind']}: {action['result']}")
     if verdict["advice"]:
         say(f"  What to do: {verdict['advice']}")
+
+
+def _print_stood(one: dict[str, Any]) -> None:
+    """That it stood still before its end, and where. This is no part of the verdict: what ended the job is another
+    question than what it waited for."""
+    stood = one["stood"]
+    if not stood:
+        return
+    before = BEFORE.get(one["state"], "its end")
+    length = picture.duration(max(0.0, one["end"] - stood["since"]))
+    others = [words.place(each["node"], each["uuid"], each["gpu"]) for each in stood["different"]]
+    rest = f", {', '.join(others[:4])}{' ...' if others[4:] else ''} did not" if others else ""
+    waited = f"{stood['waiting']} of {stood['gpus']} GPUs waited{rest}"
+    say(f"  It had stood still since {common.utc(stood['since'])} UTC, {length} before {before}; {waited}.")
+    for sentence in stood["why"]:
+        say(f"    then: {sentence}")
+    if stood["cause"] != "unknown":
+        where = words.place(stood["node"], stood["gpu"], stood["gpu_index"])
+        counts = "; the verdict above does not count the stop itself" if one["verdict"] else ""
+        say(f"    It points to {words.CAUSE[stood['cause']]}" + (f", {where}" if where else "") + f"{counts}.")
 
 
 def _uses(db: Connection, uses: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ COMMANDS = {  # name of the command and of its module here (`import_` for a Pyth
     "accept": "Have new nodes prove themselves: level 4, all tests, a certificate.",
     "explain": "What a job died of, from its number or its log alone.",
     "jobs": "The failed jobs, and what they died of.",
+    "hung": "The running jobs that stand still, and where to look.",
     "lemons": "The nodes on which more jobs die than on their peers.",
     "correlate": "Judge what is new, on the controller, and act on it.",
     "metrics": "The cluster's figures, as Prometheus reads them.",

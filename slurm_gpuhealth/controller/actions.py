@@ -16,12 +16,13 @@ from slurm_gpuhealth import child
 from slurm_gpuhealth.controller import action_log, exclude
 from slurm_gpuhealth.controller import lemons as rungs
 from slurm_gpuhealth.correlate import words
+from slurm_gpuhealth.frozen import frozen
 from slurm_gpuhealth.say import say
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.store import judged, schema
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from slurm_gpuhealth.controller.action_log import Act
@@ -31,6 +32,8 @@ SURE = 0.7
 """Jobs are requeued from this confidence on: correlator.md's "medium"."""
 RECENT = 86400.0
 """A job gets its first comment within so many seconds after its end: for 28 days of history a run would take hours."""
+NOTIFIED = "notified"
+"""The result of a report."""
 HUNG = 600.0
 """A job that still runs so many seconds after its GPU was lost counts as hung."""
 AN_HOUR = 100
@@ -41,8 +44,16 @@ PROLOG = 60.0
 """A node's clock may be so many seconds behind when its prolog notes a job's begin."""
 
 
-def after(act: Act, verdicts: Sequence[Verdict], suspects: Sequence[Suspicion]) -> None:
-    """Do what is turned on. If Slurm refuses, that is logged and written down; nothing here raises because of Slurm."""
+def after(
+    act: Act,
+    verdicts: Sequence[Verdict],
+    suspects: Sequence[Suspicion],
+    standing: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Do what is turned on. If Slurm refuses, that is logged and written down; nothing here raises because of Slurm.
+
+    `standing`: the jobs that stand still, as hung.look has them.
+    """
     wanted = act.settings.correlate
     action_log.mend(act)
     try:
@@ -60,6 +71,8 @@ def after(act: Act, verdicts: Sequence[Verdict], suspects: Sequence[Suspicion]) 
             _requeue(act, verdict)
     if wanted.hung != "off":
         _look_for_hung(act)
+        for one in standing:
+            _stands(act, one)
 
 
 def _comment(act: Act, verdict: Verdict) -> None:
@@ -174,26 +187,72 @@ def _look_for_hung(act: Act) -> None:
     with act.engine.connect() as db:
         found = list(db.execute(query))
     for one in found:
-        if not action_log.past(act, "hung", job=one.job, attempt=one.restart):
-            _hung(act, one)
+        text = f"job {one.job} still runs on {one.node}, whose GPU {one.gpu} was lost {act.now - one.time:.0f} s ago"
+        _hung(act, Stuck(one.job, one.restart, one.began, one.node, {"gpu": one.uuid, "since": one.time}, text, True))
 
 
-def _hung(act: Act, one: Any) -> None:
+def _stands(act: Act, one: Mapping[str, Any]) -> None:
+    """Report a job that stands still; requeue it if there is evidence that a node is to blame."""
+    where = words.place(one["node"], one["gpu"], one["gpu_index"])
+    cause = words.CAUSE[one["cause"]] + (f", {where}" if where else "")
+    waits = f"{one['waiting']} of {one['gpus']} GPUs {one['kind']} for {(act.now - one['since']) / 60:.0f} min"
+    text = f"job {one['job']} stands still, {waits}, cause {cause}: {'; '.join(one['why'])}"
+    detail = {"gpu": one["gpu"], "since": one["since"], "cause": one["cause"]}
+    blamed = one["cause"] == "node"
+    _hung(act, Stuck(one["job"], one["attempt"], one["began"], one["node"], detail, text, blamed, away=blamed))
+
+
+@frozen
+class Stuck:
+    """A job that hangs."""
+
+    job: int
+    restart: int
+    began: float
+    node: str | None
+    detail: dict[str, Any]
+    text: str
+    blamed: bool
+    """There is evidence that the node is to blame."""
+    away: bool = False
+    """Requeue it away from the node."""
+
+
+def _hung(act: Act, one: Stuck) -> None:
+    wanted = act.settings.correlate.hung == "requeue" and one.blamed
+    past = action_log.past(act, "hung", job=one.job)
+    # Reported once a run; requeued once, also if it was reported before there was evidence.
+    if any(row.attempt == one.restart for row in past if not wanted or row.result != NOTIFIED):
+        return
+    slurm = act.settings.slurm
     try:
-        job = control.show_job(act.settings.slurm, one.job)
+        job = control.show_job(slurm, one.job)
         if job.state != "RUNNING" or job.restarts != one.restart or one.began < job.start - PROLOG or not job.start:
             return  # after a reinstallation a node's record may be about an earlier job with that number
+        wanted = wanted and job.requeue and job.batch and not job.het
+        if one.away:
+            again = any(row.result == "requeued" for row in past)
+            wanted = wanted and not again and _has_room(act) and not control.asks_by_name(slurm, job)
     except control.SlurmError as error:
         say(f"job {one.job}: {error}")
         return
-    text = f"job {one.job} still runs on {one.node}, whose GPU {one.gpu} was lost {act.now - one.time:.0f} s ago"
-    number = action_log.begin(act, "hung", {"gpu": one.uuid, "since": one.time}, one.job, one.restart, one.node)
-    result = "notified"
-    if act.settings.correlate.hung == "requeue" and job.requeue and job.batch and not job.het:
+    if not wanted and any(row.attempt == one.restart for row in past):
+        return
+    number = action_log.begin(act, "hung", one.detail, one.job, one.restart, one.node)
+    result = NOTIFIED
+    if wanted:
         try:
-            control.requeue(act.settings.slurm, job)
+            control.requeue(slurm, job)
             result = "requeued"
+            if one.away and one.node:
+                control.keep_off(slurm, job, one.node)
         except control.SlurmError as error:
-            result = f"refused: {error}"[:300]
+            result = f"{result}, but {error}"[:300] if result == "requeued" else f"refused: {error}"[:300]
     action_log.end(act, number, result)
-    say(f"{text}: {result}", error=True)
+    say(f"{one.text}: {result}", error=True)
+
+
+def _has_room(act: Act) -> bool:
+    """Whether fewer than AN_HOUR jobs were requeued in the last hour."""
+    past = [row for kind in ("requeue", "hung") for row in action_log.past(act, kind)]
+    return len([row for row in past if abs(act.now - row.time) < 3600.0 and row.result != NOTIFIED]) < AN_HOUR

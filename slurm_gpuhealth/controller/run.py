@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sql
 
-from slurm_gpuhealth.controller import accounting, action_log, actions, clocks, ingest, slow
+from slurm_gpuhealth.controller import accounting, action_log, actions, clocks, hung, ingest, slow
 from slurm_gpuhealth.correlate import cases, context, place
 from slurm_gpuhealth.correlate.engine import Correlator
 from slurm_gpuhealth.correlate.state import AppState, Case, FleetState, Incident, NodeState, Record, State
@@ -100,6 +100,7 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
     verdicts, again, suspects = judge(engine, settings, leaves, now)
     behind = slow.look(engine, now)
     clocks.look(engine, settings.slow, now)
+    standing = hung.look(engine, settings, now, trouble)
     with engine.begin() as db:
         due = abs(now - float(judged.get_cursor(db, "pruned") or 0)) > 86400
         if due:
@@ -117,7 +118,7 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
         if len(clusters) > 1:  # a node could be drained for a node of the same name in another cluster
             trouble.append(f"the store has jobs of several clusters ({', '.join(clusters)}): no action is taken")
         else:
-            actions.after(action_log.Act(settings, engine, now), list(latest.values()), suspects)
+            actions.after(action_log.Act(settings, engine, now), list(latest.values()), suspects, standing)
             if settings.mode == "enforce" and settings.sources.tools != "off":
                 slow.tell(engine, settings, behind)
         with engine.begin() as db:

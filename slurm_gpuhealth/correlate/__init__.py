@@ -6,6 +6,6 @@ words (as people read it), judging (what a verdict changes). context: what is us
 rack or a switch does to several nodes at once; harmless: what an event's code is worth here.
 A node: memory (what it remembers), suspicion and tally (how likely it is bad), slots (each GPU by itself), suspects
 (the list).
-slow: GPUs that measure less than the same model elsewhere.
+slow: GPUs that measure less than the same model elsewhere. hung: running jobs that stand still, and who is different.
 Beneath: state (what is kept), weights (the settings' constants).
 """

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.node.journal import Journal
     from slurm_gpuhealth.slurm.node import NodeRecord
 
+MISSED = 1.5
+"""Check intervals: each second check."""
+
 
 def main() -> None:
     hook.run(check)
@@ -92,10 +95,21 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
     url = settings.store.url
     beat = int((now + zlib.crc32(node.encode())) // settings.store.heartbeat)  # nodes beat at different times
     news = ships and (journal.get("beat") != beat or journal.one("SELECT 1 FROM outbox LIMIT 1"))
-    if news or ships != (zlib.crc32(url.encode()) if url else 0):
+    lives = ships and not news and _is_missed(settings, journal, now)
+    if news or lives or ships != (zlib.crc32(url.encode()) if url else 0):
         from slurm_gpuhealth.ship import outbox
 
-        outbox.ship(settings, journal, node, deadline - time.monotonic(), beat)
+        outbox.ship(settings, journal, node, deadline - time.monotonic(), beat, bool(lives))
+
+
+def _is_missed(settings: Settings, journal: Journal, now: float) -> bool:
+    """Whether the cluster's record should hear that this node's checks run: while a job of several nodes runs here,
+    each second check. Without that, a node on which the job works looks like a dead one (controller/hung.py).
+    """
+    if not jobs.several_nodes(journal):
+        return False
+    last = journal.get("shipped", {}).get("time", 0)
+    return not 0 <= now - last < MISSED * settings.check.interval
 
 
 def _first_of_boot(settings: Settings, journal: Journal, node: str, now: float, deadline: float) -> None:

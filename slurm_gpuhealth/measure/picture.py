@@ -37,14 +37,14 @@ def line(one: dict[str, Any]) -> str:
         return f"not judged: {one['why']}"
     phases = _phases(one)
     if len(phases) > PHASES:
-        words = ", ".join(f"{does} {_long(seconds)}" for does, seconds in one["spent"].items())
+        words = ", ".join(f"{does} {duration(seconds)}" for does, seconds in one["spent"].items())
         words += "".join(
-            f"; {kind} for {_long(one['longest'][kind])} at once"
+            f"; {kind} for {duration(one['longest'][kind])} at once"
             for kind in ("spinning", "idle")
             if kind in one["longest"]
         )
     else:
-        words = ", ".join(f"{does} {_long(seconds)}" for does, seconds in phases)
+        words = ", ".join(f"{does} {duration(seconds)}" for does, seconds in phases)
     usual = f"; usually {one['usual']} of {one['limit']} W" if one["usual"] and one["limit"] else ""
     slowed = "".join(f"; {name} {share:.0%} of the time" for name, share in one["throttled"].items() if share >= 0.01)
     return f"{_bars(one)} {words}{usual}{slowed}{_slow(one.get('slow'))}"
@@ -55,7 +55,7 @@ def _slow(slow: dict[str, Any] | None) -> str:
     if not slow:
         return ""
     why = "the driver names no reason" if slow["reason"] == "none" else slow["reason"]
-    return f"; at {slow['percent']} % of the others' clock for {_long(slow['seconds'])} ({why})"
+    return f"; at {slow['percent']} % of the others' clock for {duration(slow['seconds'])} ({why})"
 
 
 def _bars(one: dict[str, Any]) -> str:
@@ -78,7 +78,7 @@ def _phases(one: dict[str, Any]) -> list[tuple[str, float]]:
     return [(does, len(list(bins)) * one["every"]) for does, bins in groupby(all_)]
 
 
-def _long(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """`5 h 10 min`."""
     minutes = round(seconds / 60)
     hours, rest = divmod(minutes, 60)

@@ -80,6 +80,13 @@ def holding(journal: Journal) -> list[tuple[int, int, list[str]]]:
     return [(job, restart, gpus.split(",")) for job, restart, gpus in rows]
 
 
+def several_nodes(journal: Journal) -> bool:
+    """Whether a job of several nodes runs here."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    which = "ended IS NULL AND started > ? AND nodes > 1"
+    return bool(journal.one(f"SELECT 1 FROM job WHERE {which} LIMIT 1", booted))  # noqa: S608 - ours
+
+
 def holder(journal: Journal, uuid: str, when: float) -> tuple[int, int] | None:
     """(job id, uid) of the job that held GPU `uuid` at `when`; a fault is often logged just after its job's end."""
     row = journal.one(

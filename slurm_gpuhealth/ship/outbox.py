@@ -33,18 +33,21 @@ def mark(url: str) -> int:
     return zlib.crc32(url.encode()) if url else 0
 
 
-def ship(settings: Settings, journal: Journal, node: str, seconds: float, beat: int | None = None) -> None:
+def ship(
+    settings: Settings, journal: Journal, node: str, seconds: float, beat: int | None = None, lives: bool = False
+) -> None:
     """Ship the waiting rows, within `seconds`. If that fails, say so once; the rows wait for the next time.
 
-    `beat`: the number of the heartbeat. With a new one something is shipped even if nothing waits.
+    `beat`: the number of the heartbeat. With a new one, or with `lives`, the head is shipped even if nothing waits.
     """
     if journal.folder != settings.paths.state:
         return  # in the fallback: its rows get their numbers once the disk works again
     lost = settings.store.url and not journal.get("shipped")  # with a part of a journal that was corrupt
     if lost or journal.get("ships", 0) != mark(settings.store.url):
         _begin(journal, settings.store.url)
-    beats = beat is not None and journal.get("beat") != beat
-    if beats and settings.store.url:
+    new = beat is not None and journal.get("beat") != beat
+    beats = new or lives
+    if new and settings.store.url:
         journal.put("beat", beat)
     deadline = time.monotonic() + seconds - MARGIN
     error = ""

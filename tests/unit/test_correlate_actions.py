@@ -424,3 +424,85 @@ def test_no_other_job_is_taken_for_hung(act, gone, run, finding, job):
     gone[7] = replace(gone[7], **job)
     actions.after(one, [], [])
     assert (gone["orders"], done(one, "hung")) == ([], [])
+
+
+STANDS = {
+    **{"job": 7, "attempt": 0, "began": NOW - 7200, "since": NOW - 1800, "kind": "spinning", "waiting": 15, "gpus": 16},
+    **{"cause": "node", "node": "n1", "gpu": "GPU-3", "gpu_index": 3, "why": ("n1 GPU3: xid:119, when it stopped",)},
+}
+
+
+@pytest.fixture
+def standing(jobs):
+    """A running job; `standing` (STANDS) says that it stands still."""
+    jobs[7] = replace(FAILED, state="RUNNING")
+    return jobs
+
+
+def test_a_job_that_stands_still_is_reported_once_a_run(act, standing, capsys):
+    actions.after(act(), [], [], [STANDS])
+    assert done(act(), "hung") == []
+    for _ in range(2):
+        actions.after(act(hung="notify"), [], [], [{**STANDS, "cause": "unknown"}])
+    assert (standing["orders"], done(act(), "hung")) == ([], ["notified"])
+    assert "job 7 stands still, 15 of 16 GPUs spinning for 30 min, cause unknown, n1 GPU3: " in capsys.readouterr().err
+    standing[7] = replace(standing[7], restarts=1)
+    actions.after(act(hung="notify"), [], [], [{**STANDS, "attempt": 1}])
+    assert done(act(), "hung") == ["notified", "notified"]
+
+
+def test_it_is_requeued_away_from_the_node_once_there_is_evidence_and_never_twice(act, standing):
+    one = act(hung="requeue")
+    actions.after(one, [], [], [{**STANDS, "cause": "unknown"}])
+    assert standing["orders"] == []
+    actions.after(one, [], [], [STANDS])
+    actions.after(one, [], [], [STANDS])
+    assert (standing["orders"], done(one, "hung")) == (["requeue 7", "off n1"], ["notified", "requeued"])
+    standing[7] = replace(standing[7], restarts=1)
+    actions.after(one, [], [], [{**STANDS, "attempt": 1}])
+    assert (standing["orders"][2:], done(one, "hung")[2:]) == ([], ["notified"])
+
+
+@pytest.mark.parametrize("cause", ["unknown", "application", "fabric", "infrastructure"])
+def test_a_job_that_stands_still_without_a_bad_node_is_only_reported(act, standing, cause):
+    one = act(hung="requeue")
+    actions.after(one, [], [], [{**STANDS, "cause": cause}])
+    assert (standing["orders"], done(one, "hung")) == ([], ["notified"])
+
+
+@pytest.mark.parametrize("job", [{"requeue": False}, {"batch": False}, {"het": True}])
+def test_a_job_that_stands_still_and_can_t_be_requeued_is_only_reported_and_only_once(act, standing, job):
+    standing[7] = replace(standing[7], **job)
+    one = act(hung="requeue")
+    actions.after(one, [], [], [STANDS])
+    actions.after(one, [], [], [STANDS])
+    assert (standing["orders"], done(one, "hung")) == ([], ["notified"])
+
+
+@pytest.mark.parametrize("job", [{"state": "COMPLETING"}, {"restarts": 1}, {"start": NOW - 600}, {"start": 0.0}])
+def test_another_run_than_the_one_that_stands_still_is_left_alone(act, standing, job):
+    standing[7] = replace(standing[7], **job)
+    one = act(hung="requeue")
+    actions.after(one, [], [], [STANDS])
+    assert (standing["orders"], done(one, "hung")) == ([], [])
+
+
+def test_a_job_that_asks_for_its_node_by_name_or_is_one_of_too_many_is_only_reported(act, standing, monkeypatch):
+    one = act(hung="requeue")
+    monkeypatch.setattr(control, "asks_by_name", lambda *_: True)
+    actions.after(one, [], [], [STANDS])
+    monkeypatch.setattr(control, "asks_by_name", lambda *_: False)
+    monkeypatch.setattr(actions, "AN_HOUR", 0)
+    actions.after(one, [], [], [STANDS])
+    assert (standing["orders"], done(one, "hung")) == ([], ["notified"])
+
+
+def test_a_requeue_that_slurm_refuses_is_not_tried_again(act, standing, monkeypatch):
+    def refuse(*_):
+        raise control.SlurmError("no")
+
+    monkeypatch.setattr(control, "requeue", refuse)
+    one = act(hung="requeue")
+    actions.after(one, [], [], [STANDS])
+    actions.after(one, [], [], [STANDS])
+    assert done(one, "hung") == ["refused: no"]

@@ -379,7 +379,7 @@ def test_what_a_killed_run_had_judged_and_not_acted_upon_the_next_one_acts_upon(
     monkeypatch.setattr(run.actions, "after", die)
     with pytest.raises(KeyboardInterrupt):
         run.once(given, NOW)
-    monkeypatch.setattr(run.actions, "after", lambda _, verdicts, __: told.append([one.job for one in verdicts]))
+    monkeypatch.setattr(run.actions, "after", lambda _, verdicts, *__: told.append([one.job for one in verdicts]))
     for later in (60, 120):
         run.once(given, NOW + later)
     assert told == [[7], []]
@@ -403,7 +403,7 @@ def test_after_an_upgrade_that_remembers_other_things_all_is_judged_anew_and_act
     monkeypatch.setattr(run.accounting, "take_in", lambda *_: Taken())
     monkeypatch.setattr(run.topology, "leaves", lambda _: {})
     acted = []
-    monkeypatch.setattr(run.actions, "after", lambda _, verdicts, __: acted.append(len(verdicts)))
+    monkeypatch.setattr(run.actions, "after", lambda _, verdicts, *__: acted.append(len(verdicts)))
     add(engine, schema.attempt, **ATTEMPT)
     see(engine)
     run.once(given, NOW)

@@ -364,3 +364,74 @@ def test_a_use_that_no_node_of_ours_wrote_is_left_out(ask, wrong):
         said = ask("7")
         assert said.exit_code == 0
         assert "n1 GPU3 ▇" not in said.output
+
+
+def stood_still(store, since, gpus=("GPU-3", "GPU-9"), idle="", cleared=None, clock=0.0):
+    """Job 7 ran on n1 and stood still there. `clock`: its seconds ahead; `cleared`: by its clock."""
+    key = {"node": "n1", "journal": "j", "seq": 1, "taken": 1, "clock": clock}
+    began, since = END - 7199 + clock, since + clock
+    with open_store(store).begin() as db:
+        run = {"user": "alice", "nodes": 1, "gpus": ",".join(gpus), "started": began, "ended": END + 1 + clock}
+        db.execute(sql.insert(schema.run).values(**key, id=7, sub=0, **run))
+        for number, uuid in enumerate(gpus):
+            kind = "idle" if uuid == idle else "spinning"
+            details = json.dumps({"kind": kind, "since": since, "job": 7, "restart": 0})
+            row = {"time": since + 600, "source": "job", "code": "stalled", "uuid": uuid, "cleared": cleared}
+            db.execute(sql.insert(schema.finding).values(**key, id=number, sub=0, details=details, **row))
+
+
+@pytest.mark.parametrize(
+    ("state", "words_"), [("TIMEOUT", "its time limit"), ("CANCELLED", "it was cancelled"), ("FAILED", "its end")]
+)
+def test_a_job_that_had_stood_still_says_since_when_and_which_gpu_did_not_wait(ask, state, words_):
+    stood_still(ask.store, END - 4800, ("GPU-9", "GPU-8", "GPU-3"), idle="GPU-3", cleared=END - 10)
+    with open_store(ask.store).begin() as db:
+        db.execute(sql.update(schema.attempt).where(schema.attempt.c.attempt == 0).values(state=state))
+    said = ask("7").output
+    since = "It had stood still since 2026-11-20 22:53:20 UTC"
+    assert f"{since}, 1 h 20 min before {words_}; 2 of 3 GPUs waited, n1 GPU3 did not." in said
+    assert "points to" not in said
+    first, last = map(json.loads, ask("7", "--json").output.splitlines())
+    assert (first["stood"]["waiting"], first["verdict"]["cause"], last["stood"]) == (2, "node", None)
+
+
+def test_what_a_hang_points_to_is_said_and_that_the_verdict_does_not_count_it(ask):
+    stood_still(ask.store, END - 4800, cleared=END + 5)
+    key = {"node": "n1", "journal": "j", "seq": 1, "taken": 1, "id": 8, "sub": 0}
+    lost = {
+        "time": END - 4790,
+        "source": "nvml",
+        "code": "lost",
+        "severity": "fault",
+        "uuid": "GPU-3",
+        "message": "gone",
+    }
+    with open_store(ask.store).begin() as db:
+        db.execute(sql.insert(schema.finding).values(**key, **lost))
+    said = ask("7").output
+    assert "2 of 2 GPUs waited." in said
+    assert "then: n1 GPU3: nvml:lost (gone), when it stopped" in said
+    assert "It points to the node, n1 GPU3; the verdict above does not count the stop itself." in said
+
+
+def test_a_job_that_worked_again_before_its_end_is_not_said_to_have_stood_still(ask):
+    stood_still(ask.store, END - 4800, cleared=END - 1800 + 5000, clock=5000.0)
+    assert "stood still" not in ask("7").output
+
+
+def test_what_the_node_finds_after_the_job_s_end_is_not_taken_for_the_cause(ask):
+    stood_still(ask.store, END - 300, cleared=END + 5)
+    key = {"node": "n1", "journal": "j", "seq": 1, "taken": 1, "id": 8, "sub": 0}
+    lost = {
+        "time": END + 120,
+        "source": "nvml",
+        "code": "lost",
+        "severity": "fault",
+        "uuid": "GPU-3",
+        "message": "gone",
+    }
+    with open_store(ask.store).begin() as db:
+        db.execute(sql.insert(schema.finding).values(**key, **lost))
+    said = ask("7").output
+    assert "2 of 2 GPUs waited." in said
+    assert "points to" not in said

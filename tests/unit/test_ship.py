@@ -14,7 +14,8 @@ import pytest
 from slurm_gpuhealth import __version__, child
 from slurm_gpuhealth.config.settings import Store
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.node import lock
+from slurm_gpuhealth.hooks import check
+from slurm_gpuhealth.node import identity, lock, watch
 from slurm_gpuhealth.node.journal import open_journal
 from slurm_gpuhealth.ship import file as ship_file
 from slurm_gpuhealth.ship import outbox
@@ -133,6 +134,32 @@ def test_the_clock_offset_is_the_nodes_against_the_file_servers(shared, journal,
     add(journal, "a")
     send(shared, journal)
     assert lines(folder)[0]["clock"] == pytest.approx(30, abs=0.5)
+
+
+def test_while_a_job_of_several_nodes_runs_here_each_second_check_says_that_the_node_lives(
+    shared, journal, folder, monkeypatch
+):
+    monkeypatch.setattr(watch, "SOURCES", {})
+    journal.put("inventory-boot", identity.boot_id(shared))
+    now, whole = time.time(), replace(shared, sources=replace(shared.sources, kernel="off"))
+
+    def checks(count):
+        before = len(lines(folder))
+        for _ in range(count):
+            journal.put("polled", time.time())
+            check.look(whole, journal, "n1", time.monotonic() + 20)
+            shipped = journal.get("shipped")
+            journal.put("shipped", {**shipped, "time": shipped["time"] - shared.check.interval})
+        return [one["kind"] for one in lines(folder)[before:]]
+
+    job = "INSERT INTO job (job, restart, uid, user, nodes, gpus, started) VALUES (7, 0, 1, 'a', 1, 'GPU-1', ?)"
+    journal.write(job, now)
+    send(shared, journal)
+    assert checks(4) == []
+    journal.write("UPDATE job SET nodes = 2")
+    assert checks(4) == ["ship", "ship"]
+    journal.write("UPDATE job SET ended = ?", now)
+    assert checks(4) == ["ship", "run"]  # its end
 
 
 def test_a_row_that_changes_is_shipped_again_with_a_higher_number(shared, journal, folder):
