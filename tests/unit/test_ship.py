@@ -141,7 +141,8 @@ def test_while_a_job_of_several_nodes_runs_here_each_second_check_says_that_the_
 ):
     monkeypatch.setattr(watch, "SOURCES", {})
     journal.put("inventory-boot", identity.boot_id(shared))
-    now, whole = time.time(), replace(shared, sources=replace(shared.sources, kernel="off"))
+    now, store = time.time(), replace(shared.store, heartbeat=1e12)  # there is one, and no second
+    whole = replace(shared, sources=replace(shared.sources, kernel="off"), store=store)
 
     def checks(count):
         before = len(lines(folder))
@@ -155,6 +156,7 @@ def test_while_a_job_of_several_nodes_runs_here_each_second_check_says_that_the_
     job = "INSERT INTO job (job, restart, uid, user, nodes, gpus, started) VALUES (7, 0, 1, 'a', 1, 'GPU-1', ?)"
     journal.write(job, now)
     send(shared, journal)
+    checks(1)
     assert checks(4) == []
     journal.write("UPDATE job SET nodes = 2")
     assert checks(4) == ["ship", "ship"]

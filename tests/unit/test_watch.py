@@ -148,7 +148,8 @@ def test_an_xid_that_the_kernel_printed_while_a_source_was_read_is_known_before_
 def test_a_quiet_check_ships_once_in_each_heartbeat_and_nodes_at_different_times(settings, journal, monkeypatch):
     beats = {"n1": [], "n2": []}
 
-    def ship(settings, journal, node, seconds, beat):
+    def ship(settings, journal, node, seconds, beat, lives):
+        assert not lives
         beats[node].append(clock[0])
         journal.put("beat", beat)
 
