@@ -102,7 +102,7 @@ def _run(test: Test, uuids: Sequence[str], model: str, ports: Sequence[str], lim
     program = test.command[0]
     if not os.path.exists(program):
         return Ran(test, "untested", f"not installed: {program}", absent=True)
-    if refused := configuration.unsafe(program):
+    if refused := configuration.unsafe_command(test.command, test.environment):
         return Ran(test, "untested", f"not run: {refused[0]}")
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     environment |= dict(one.split("=", 1) for one in test.environment)

@@ -28,7 +28,7 @@ PLACES |= {"ib-write": "ib_write_bw", "ib-lat": "ib_read_lat", "gpu-burn": "gpu_
 @pytest.fixture
 def settings(folder, tmp_path, monkeypatch):
     """The built-in tests with the stand-ins of the node in `folder`; every test file may be run."""
-    monkeypatch.setattr(tools.configuration, "unsafe", lambda _: [])
+    monkeypatch.setattr(tools.configuration, "unsafe", lambda *_, **__: [])
     file = tmp_path / "gpuhealth.toml"
     file.write_text('mode = "enforce"\n[sources]\ntools = "enforce"\n')
     built_in = build(parse(str(file)), str(file), "n1")
@@ -141,9 +141,18 @@ def test_what_is_not_installed_or_not_roots_alone_is_not_run(settings, journal, 
     nowhere = replace(settings, test=tuple(replace(one, command=("/none", "x")) for one in settings.test))
     ran = node_tools.run(nowhere, journal, "L4")
     assert {(one.outcome, one.absent, one.message) for one in ran} == {("untested", True, "not installed: /none")}
-    monkeypatch.setattr(tools.configuration, "unsafe", lambda path: [f"{path} can be written by others"])
+    monkeypatch.setattr(tools.configuration, "unsafe", lambda path, *_, **__: [f"{path} can be written by others"])
     assert {one.outcome for one in node_tools.run(settings, journal, "L4")} == {"untested"}
     assert (figures(journal), findings(journal)) == ({}, [])
+
+
+def test_no_program_runs_with_a_library_that_others_can_write(settings, journal, monkeypatch, folder):
+    library = folder / "libx.so"
+    library.touch()
+    monkeypatch.setattr(tools.configuration, "unsafe", lambda path, *_, **__: ["writable"] * (path == str(library)))
+    own = replace(SITE, environment=(f"LD_PRELOAD={library}",))
+    ran = [node_tools.run(replace(settings, test=(one,)), journal, "L1")[0] for one in (SITE, own)]
+    assert [(one.outcome, one.message) for one in ran] == [("pass", ""), ("untested", "not run: writable")]
 
 
 def test_the_devices_of_a_tool_are_the_gpus_that_it_was_told_in_that_order(settings, journal, folder, gpus):
