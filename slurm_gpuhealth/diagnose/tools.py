@@ -161,7 +161,7 @@ def read(test: Test, done: Completed, timeout: float) -> Ran:
 
 
 def _judged(ran: Ran, model: str, gpus: int, limits: Sequence[Limit]) -> Ran:
-    """The result with the figures that are beyond their limits."""
+    """The result with the figures that are beyond their limits. A test of GPUs passes if it tested all of them."""
     slow = []
     for figure in ran.figures:
         low, high, source = limit(figure, ran.test, model, gpus, limits)
@@ -169,9 +169,15 @@ def _judged(ran: Ran, model: str, gpus: int, limits: Sequence[Limit]) -> Ran:
             slow.append(Bad(figure.device, f"{show(figure)}, at least {low:g} expected{source}"))
         if high and figure.value > high:
             slow.append(Bad(figure.device, f"{show(figure)}, at most {high:g} expected{source}"))
-    if ran.outcome != "pass" or not slow:
+    if ran.outcome != "pass":
         return ran
-    return replace(ran, outcome="slow", message=slow[0].message, bad=tuple(slow))
+    if slow:
+        return replace(ran, outcome="slow", message=slow[0].message, bad=tuple(slow))
+    named = {figure.device for figure in ran.figures if figure.device is not None}
+    tested = named - {figure.device for figure in ran.figures if not figure.value}
+    if named and len(tested) < gpus:
+        return replace(ran, outcome="untested", message=f"{len(tested)} of {gpus} GPUs were tested")
+    return ran
 
 
 def limit(figure: Figure, test: Test, model: str, gpus: int, limits: Iterable[Limit]) -> tuple[float, float, str]:

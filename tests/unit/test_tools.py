@@ -155,6 +155,55 @@ def test_no_program_runs_with_a_library_that_others_can_write(settings, journal,
     assert [(one.outcome, one.message) for one in ran] == [("pass", ""), ("untested", "not run: writable")]
 
 
+def burnt(*gflops, faulty=()):
+    """What gpu-burn prints about GPUs of this speed."""
+    lines = [
+        f"{ten}0.0%  proc'd: {' - '.join(f'{ten} ({one} Gflop/s)' for one in gflops)}   errors: 0" for ten in range(9)
+    ]
+    ends = [f"\tGPU {one}: {'FAULTY' if one in faulty else 'OK'}" for one in range(len(gflops))]
+    return "\n".join([*(f"{line}   temps: {' - '.join(['50 C'] * len(gflops))}" for line in lines), *ends, ""])
+
+
+@pytest.fixture
+def burn(settings, journal, tmp_path):
+    """Runs a gpu-burn that prints this."""
+
+    def run(text, **keys):
+        output = tmp_path / "output"
+        output.write_text(text)
+        test = config.Test("burn", ("/bin/cat", str(output)), reads="gpu-burn", rung="L1", **keys)
+        (ran,) = node_tools.run(replace(settings, test=(test,)), journal, "L1")
+        return ran.outcome, ran.message
+
+    return run
+
+
+def test_a_gpu_that_did_nothing_has_not_passed(burn, journal, settings):
+    assert burn(burnt(*[50000] * 7, 0)) == ("untested", "7 of 8 GPUs were tested")
+    limit = Limit("burn.gflops", "*", at_least=1000.0)
+    (found,) = tools.run(
+        config.Test("burn", ("/bin/echo", burnt(50000, 0)), reads="gpu-burn"), ["a", "b"], "H100", [], [limit]
+    ).bad
+    assert (found.device, found.message) == (1, "burn.gflops 0 GFLOPS, at least 1000 expected")
+
+
+def test_a_test_that_saw_some_of_the_gpus_proves_nothing_about_the_others(burn, journal):
+    assert burn(burnt(*[50000] * 8, faulty=[5]))[0] == "wrong"
+    assert burn(burnt(*[50000] * 3)) == ("untested", "3 of 8 GPUs were tested")
+    assert [one.gpu.index for one in findings(journal)] == [5]
+
+
+def test_only_a_gpu_with_a_figure_of_this_run_is_mended(burn, journal, settings):
+    assert burn(burnt(*[50000] * 8, faulty=[1, 5]))[0] == "wrong"
+    slow = replace(settings, limit=(Limit("burn.gflops", "*", at_least=1000.0),))
+    test = config.Test("burn", ("/bin/echo", burnt(100, 50000, 50000)), reads="gpu-burn", rung="L1")
+    node_tools.run(replace(slow, test=(test,)), journal, "L1")
+    assert sorted(one.gpu.index for one in findings(journal)) == [0, 5]
+    journal.put("gpus", journal.get("gpus")[:5])  # GPU 5 was taken out
+    assert burn(burnt(*[50000] * 5)) == ("pass", "")
+    assert findings(journal) == []
+
+
 def test_the_devices_of_a_tool_are_the_gpus_that_it_was_told_in_that_order(settings, journal, folder, gpus):
     """CUDA numbers the fastest first, unless it is told."""
     shuffled = [*reversed(journal.get("gpus"))]
