@@ -1,6 +1,9 @@
 """Other tools' tests on a stand-in node: what is run, what it means, what is kept."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -227,12 +230,56 @@ def test_both_ends_of_perftest_are_ended_when_it_hangs(settings, journal, folder
     until_gone(folder / "ib_write_bw")
 
 
+def test_both_ends_of_perftest_are_ended_when_the_program_that_started_them_was_killed(
+    settings, journal, folder, monkeypatch
+):
+    monkeypatch.setattr(tools, "GRACE", 0.0)
+    scenario(folder, ib_write_bw="hang")
+    settings = replace(settings, test=tuple(replace(one, timeout=1.0) for one in settings.test))
+    worker = os.fork()
+    if worker == 0:
+        node_tools.run(settings, journal, "L1", "ib-write")
+        os._exit(0)
+    try:
+        until(lambda: len(running(folder / "ib_write_bw")) == 2)
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+    until_gone(folder / "ib_write_bw")
+
+
+def test_a_flood_from_perftest_takes_no_memory(tmp_path):
+    program = tmp_path / "flood"
+    program.write_text('#!/bin/sh\ncase "$*" in *127.0.0.1) head -c 300000000 /dev/zero;; esac\n')
+    program.chmod(0o755)
+    code = f"""if True:
+        import resource
+        from slurm_gpuhealth.config.settings import Test
+        from slurm_gpuhealth.diagnose import tools
+        tools.configuration.unsafe_command = lambda *_: []
+        test = Test("x", ({str(program)!r}, "{{device}}"), reads="perftest", server=True)
+        print(tools.run(test, ["GPU-a"], "", ["mlx5_0/1"], []).outcome)
+        print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) >> 10)
+    """
+    outcome, mebibytes = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split()
+    assert outcome == b"untested"
+    assert int(mebibytes) < 150
+
+
 def until_gone(program):
     """Until no process of this program is left; a kill takes an instant."""
-    until = time.monotonic() + 10
-    while [pid for pid in os.listdir("/proc") if pid.isdigit() and str(program).encode() in command(pid)]:
-        assert time.monotonic() < until
+    until(lambda: not running(program))
+
+
+def until(is_so):
+    end = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def running(program):
+    return [pid for pid in os.listdir("/proc") if pid.isdigit() and str(program).encode() in command(pid)]
 
 
 def command(pid):
