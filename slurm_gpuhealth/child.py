@@ -92,11 +92,13 @@ def run(
     grace: float = 5.0,
     limit: int = 16 << 20,
     cpus: set[int] | None = None,
+    first: Callable[[], None] | None = None,
 ) -> Completed:
     """Run the program `argv` (absolute path) with a fixed PATH and the environment `env`; raises nothing.
 
-    Output beyond `limit` bytes per stream is read and thrown away. `cpus` replaces our CPU affinity in the child. If a
-    program can't be started, rc is 127 (it does not exist) or 126, and `stderr` has the system's message.
+    Output beyond `limit` bytes per stream is read and thrown away. `cpus` replaces our CPU affinity in the child, and
+    `first` is called there before the program starts. If a program can't be started, rc is 127 (it does not exist) or
+    126, and `stderr` has the system's message.
     """
     environment = {"PATH": PATH, "LC_ALL": "C.UTF-8", **(env or {})}
 
@@ -104,6 +106,8 @@ def run(
         if cpus:
             os.sched_setaffinity(0, cpus)
         try:
+            if first:
+                first()
             os.execve(argv[0], list(argv), environment)  # noqa: S606 - no shell is what we want
         except OSError as error:
             os.write(2, f"{argv[0]}: {error.strerror}".encode())

@@ -57,7 +57,7 @@ def _problems(path: str, node: str | None) -> list[Problem]:
         where: Path = ("check", "command", index, "argv")
         problems += [
             Problem(path, line_of(lines, where), dotted(where), f"would not be run: {one}")
-            for one in configuration.unsafe(command.argv[0])
+            for one in configuration.unsafe_command(command.argv)
         ]
     files: list[tuple[Path, str]] = [(("dcgm", "config"), settings.dcgm.config)]
     files += [(("dcgm", "model", index, "config"), row.config) for index, row in enumerate(settings.dcgm.model)]

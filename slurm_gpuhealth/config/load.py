@@ -19,7 +19,7 @@ from slurm_gpuhealth.config.settings import POLICY_PATH, ROWS, TOOLS_PATH, Confi
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
     Data = Mapping[str, Any]
@@ -180,6 +180,20 @@ def unsafe(path: str, top: str = "/", sticky: bool = False) -> list[str]:
         elif status.st_mode & 0o022 and not stat.S_ISLNK(status.st_mode):
             remedy = "keep it elsewhere" if status.st_mode & stat.S_ISVTX else f"chmod go-w {part}"
             found.append(f"{part} can be written by others (mode {status.st_mode & 0o7777:04o}): {remedy}")
+    return found
+
+
+def unsafe_command(argv: Sequence[str], environment: Sequence[str] = (), top: str = "/") -> list[str]:
+    """Why root can't run `argv` safely: its program, or what its other words and NAME=value name.
+
+    A script, a library or a configuration there decides as much as the program. A sticky folder such as /scratch
+    may be named: tests write there. Devices are not judged.
+    """
+    found = unsafe(argv[0], top)
+    words = " ".join([*argv[1:], *environment]).replace("=", " ").replace(":", " ").split()
+    for path in dict.fromkeys(words):
+        if path.startswith("/") and path != argv[0] and (os.path.isfile(path) or os.path.isdir(path)):
+            found += unsafe(path, top, sticky=os.path.isdir(path))
     return found
 
 

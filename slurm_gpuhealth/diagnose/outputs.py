@@ -23,6 +23,8 @@ MPIRUN = re.compile(r"^\[\d+,\d+\]<std\w+>:", re.M)
 """What `mpirun --tag-output` writes before each line."""
 MIB = (1 << 20) * 8 / 1e9
 """perftest's MB is 2^20 bytes; newer versions write MiB (perftest_parameters.h)."""
+ENDED = ("Passed", "Waived", "Skipped")
+"""How a test of nvbandwidth ends well, or is not for this node."""
 GIGABITS = {"Gb/sec": 1.0, "MB/sec": MIB, "MiB/sec": MIB}
 
 
@@ -68,7 +70,7 @@ def _nccl(text: str, test: Test) -> Output:
             row = list(zip(names, words))
             best = max((number(value) or 0.0 for name, value in row if name == "busbw"), default=0.0)
             wrong += sum(int(number(value) or 0) for name, value in row if name == "#wrong")
-    bounds = re.search(r"^# Out of bounds values\s*:\s*(\d+)\s+(\w+)", text, re.M)
+    bounds = re.search(r"^# Out of bounds values\s*:\s*(\d{1,15})\s+(\w+)", text, re.M)
     version = re.search(r"^# nccl-tests version (\S+).*?nccl-library=(\d+)", text, re.M)
     said = f"{version[1]} with NCCL {version[2]}" if version else ""
     if wrong or (bounds and bounds[2] == "FAILED"):
@@ -88,7 +90,13 @@ def _nvbandwidth(text: str, test: Test) -> Output:
         return Output(wrong=((None, pattern[0]),), version=said)
     if found and found.get("error"):
         return Output(version=said, why=str(found["error"])[:300])
-    blocks = _cases(found) if found else _blocks(text)
+    cases = (
+        [one for one in listed if isinstance(one, dict)] if isinstance(listed := found.get("testcases"), list) else []
+    )
+    failed = next((one for one in cases if one.get("status") not in ENDED), None)
+    if failed:
+        return Output(version=said, why=f"{failed.get('name')}: status {failed.get('status')}"[:300])
+    blocks = _cases(cases) if found else _blocks(text)
     figures = [
         Figure(f"{test.name}.{name}", value, unit, device)
         for name, unit, rows in blocks
@@ -97,10 +105,9 @@ def _nvbandwidth(text: str, test: Test) -> Output:
     return Output(tuple(figures), version=said)
 
 
-def _cases(found: dict[str, Any]) -> Iterator[tuple[str, str, list[list[str]]]]:
-    cases = found.get("testcases")
-    for case in cases if isinstance(cases, list) else []:
-        rows = case.get("bandwidth_matrix") if isinstance(case, dict) else None
+def _cases(cases: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, list[list[str]]]]:
+    for case in cases:
+        rows = case.get("bandwidth_matrix")
         if isinstance(rows, list) and case.get("status") == "Passed" and all(isinstance(row, list) for row in rows):
             unit = "ns" if "latency" in str(case.get("name")) else "GB/s"
             yield str(case.get("name")), unit, [[str(value) for value in row] for row in rows]
@@ -122,11 +129,10 @@ def _blocks(text: str) -> Iterator[tuple[str, str, list[list[str]]]]:
 
 
 def _by_gpu(name: str, rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, float]]:
-    """With the host as the row, the columns are the GPUs. A GPU's own row has its links to the others."""
-    if len(rows) == 1 and "device_to_device" not in name:
-        rows = [[value] for value in rows[0]]
-    for device, row in enumerate(rows):
-        values = [value for value in map(number, row) if value]
+    """With the host as the row, the columns are the GPUs. A GPU's own row has its links to the others; 0: no link."""
+    host = len(rows) == 1 and "device_to_device" not in name
+    for device, row in enumerate([[value] for value in rows[0]] if host else rows):
+        values = [value for value in map(number, row) if value or (host and value is not None)]
         if values:
             yield device, median(values)
 
@@ -160,16 +166,17 @@ def _gpu_burn(text: str, test: Test) -> Output:
         if "proc'd:" not in line or "errors:" not in line:
             continue
         for device, word in enumerate(re.findall(r"\((\d+) Gflop/s\)", line)):
-            gflops.setdefault(device, []).append(float(word))
+            gflops.setdefault(device, []).append(number(word) or 0.0)
         for device, word in enumerate(line.partition("temps:")[2].split(" - ")):
             celsius[device] = max(celsius.get(device, 0.0), number(word.partition(" C")[0]) or 0.0)
-    verdicts = re.findall(r"^\s*GPU (\d+): (OK|FAULTY)\s*$", text, re.M)
+    verdicts = re.findall(r"^\s*GPU (\d{1,4}): (OK|FAULTY)\s*$", text, re.M)
     wrong = [(int(device), "calculates wrong results") for device, word in verdicts if word == "FAULTY"]
     if wrong or not verdicts:
         return Output(wrong=tuple(wrong), why="" if wrong else f"it did not end: {_last(text)}")
+    # 0 until a GPU has done its first round, and that round includes the warm-up; a GPU that does none has 0.
     busy = {device: [value for value in values if value] for device, values in gflops.items()}
-    speeds = {device: values[1:] or values for device, values in busy.items()}  # the first includes the warm-up
-    figures = [Figure(f"{test.name}.gflops", median(values), "GFLOPS", gpu) for gpu, values in speeds.items() if values]
+    speeds = {device: values[1:] or values or [0.0] for device, values in busy.items()}
+    figures = [Figure(f"{test.name}.gflops", median(values), "GFLOPS", device) for device, values in speeds.items()]
     figures += [Figure(f"{test.name}.celsius", value, "C", device) for device, value in celsius.items() if value]
     return Output(tuple(figures))
 

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from fnmatch import fnmatchcase
+from functools import partial
 
 from slurm_gpuhealth import child
 from slurm_gpuhealth.config import load as configuration
@@ -102,7 +103,7 @@ def _run(test: Test, uuids: Sequence[str], model: str, ports: Sequence[str], lim
     program = test.command[0]
     if not os.path.exists(program):
         return Ran(test, "untested", f"not installed: {program}", absent=True)
-    if refused := configuration.unsafe(program):
+    if refused := configuration.unsafe_command(test.command, test.environment):
         return Ran(test, "untested", f"not run: {refused[0]}")
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     environment |= dict(one.split("=", 1) for one in test.environment)
@@ -131,10 +132,12 @@ def _words(test: Test, uuids: Sequence[str], port: str = "") -> list[str]:
 
 def _once(test: Test, argv: list[str], env: Mapping[str, str], timeout: float, server: Sequence[str] = ()) -> Ran:
     """One start of the tool; with `server`, of both ends."""
+    first = None
     if test.server:
-        done = _pair(server, argv, env, timeout)
-    else:
-        done = child.run(argv, timeout=timeout, env=env, grace=GRACE, limit=LIMIT, cpus=all_cpus())
+        port = _free_port()
+        argv = [*argv, "-p", str(port), "127.0.0.1"]
+        first = partial(_serve, [*server, "-p", str(port)], env, port)
+    done = child.run(argv, timeout=timeout, env=env, grace=GRACE, limit=LIMIT, cpus=all_cpus(), first=first)
     return replace(read(test, done, timeout), seconds=done.seconds, stuck=done.stuck)
 
 
@@ -161,7 +164,7 @@ def read(test: Test, done: Completed, timeout: float) -> Ran:
 
 
 def _judged(ran: Ran, model: str, gpus: int, limits: Sequence[Limit]) -> Ran:
-    """The result with the figures that are beyond their limits."""
+    """The result with the figures that are beyond their limits. A test of GPUs passes if it tested all of them."""
     slow = []
     for figure in ran.figures:
         low, high, source = limit(figure, ran.test, model, gpus, limits)
@@ -169,9 +172,15 @@ def _judged(ran: Ran, model: str, gpus: int, limits: Sequence[Limit]) -> Ran:
             slow.append(Bad(figure.device, f"{show(figure)}, at least {low:g} expected{source}"))
         if high and figure.value > high:
             slow.append(Bad(figure.device, f"{show(figure)}, at most {high:g} expected{source}"))
-    if ran.outcome != "pass" or not slow:
+    if ran.outcome != "pass":
         return ran
-    return replace(ran, outcome="slow", message=slow[0].message, bad=tuple(slow))
+    if slow:
+        return replace(ran, outcome="slow", message=slow[0].message, bad=tuple(slow))
+    named = {figure.device for figure in ran.figures if figure.device is not None}
+    tested = named - {figure.device for figure in ran.figures if not figure.value}
+    if named and len(tested) < gpus:
+        return replace(ran, outcome="untested", message=f"{len(tested)} of {gpus} GPUs were tested")
+    return ran
 
 
 def limit(figure: Figure, test: Test, model: str, gpus: int, limits: Iterable[Limit]) -> tuple[float, float, str]:
@@ -205,33 +214,28 @@ def _merged(test: Test, ran: Sequence[Ran]) -> Ran:
     )
 
 
-def _pair(server: Sequence[str], client: Sequence[str], env: Mapping[str, str], timeout: float) -> Completed:
-    """The client's end and output. Both ends run in the child's process group, which SIGTERM ends as a whole."""
+def _serve(argv: Sequence[str], env: Mapping[str, str], port: int) -> None:
+    """Start perftest's server as a child of this process, which becomes the client, and wait until it listens.
 
-    def both() -> bytes:
-        import signal
-        import subprocess
+    Its output is nobody's. The kernel ends it with the client, however that ends: PR_SET_PDEATHSIG in prctl(2).
+    """
+    import ctypes
+    import signal
+    import subprocess
 
-        signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-        environment = {"PATH": child.PATH, "LC_ALL": "C.UTF-8", **env}
-        port = _free_port()
-        null = subprocess.DEVNULL
-        argv = [*server, "-p", str(port)]
-        with subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, env=environment) as other:
-            until = time.monotonic() + LISTENS
-            while not _listens(port) and other.poll() is None and time.monotonic() < until:
-                time.sleep(0.02)
-            argv = [*client, "-p", str(port), "127.0.0.1"]
-            done = subprocess.run(argv, stdin=null, capture_output=True, check=False, env=environment)
-            other.terminate()
-        return b"%d\n%s\0%s" % (done.returncode, done.stdout[-LIMIT:], done.stderr[-4096:])
-
-    done = child.told(both, timeout=timeout, grace=GRACE)
-    if done.rc != 0 or done.timed_out:
-        return done
-    code, _, rest = done.stdout.partition(b"\n")
-    out, _, err = rest.rpartition(b"\0")
-    return replace(done, rc=int(code), stdout=out, stderr=err)
+    prctl = ctypes.CDLL(None).prctl
+    null = subprocess.DEVNULL
+    other = subprocess.Popen(
+        argv,
+        stdin=null,
+        stdout=null,
+        stderr=null,
+        env={"PATH": child.PATH, "LC_ALL": "C.UTF-8", **env},
+        preexec_fn=lambda: prctl(1, signal.SIGKILL),
+    )
+    until = time.monotonic() + LISTENS
+    while not _listens(port) and other.poll() is None and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def _free_port() -> int:

@@ -74,7 +74,7 @@ def _configuration(path: str, problems: list[str], settings: Settings) -> Iterat
     for problem in [] if problems else rows.problems(path, settings):
         yield Line("policy-row", "warn", str(problem), "gpuhealth config check")
     for command in settings.check.command:
-        for one in configuration.unsafe(command.argv[0])[:1]:
+        for one in configuration.unsafe_command(command.argv)[:1]:
             what, _, remedy = one.rpartition(": ")
             yield Line("site-check", "FAIL", f"check {command.name} is not run: {what}", remedy)
     for path in [getattr(getattr(settings, table), key) for table, key in OBEYED]:
@@ -195,7 +195,7 @@ def _ladder(settings: Settings, journal: Journal | None, record: NodeRecord | No
     yield from ladder_rules.judge_settings(settings, model_of(journal) if journal else "")
     programs = (settings.reset.nvidia_smi, settings.reset.systemctl, *settings.repair.command[:1])
     runs = {path: os.path.isfile(path) and os.access(path, os.X_OK) for path in programs}
-    unsafe = [why for path in settings.repair.command[:1] for why in configuration.unsafe(path)]
+    unsafe = configuration.unsafe_command(settings.repair.command) if settings.repair.command else []
     yield from ladder_rules.judge_programs(settings, runs, unsafe)
     yield from ladder_rules.judge_unit(_unit(settings))
     if record:

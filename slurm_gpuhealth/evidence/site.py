@@ -64,7 +64,7 @@ def _run(command: Command, last: dict[str, Any]) -> dict[str, Any]:
     stuck = last.get("stuck")
     if stuck and child.alive(child.Child(*stuck)):
         return {"said": [_broken("an earlier run can't be killed, so no other is started")], "stuck": stuck}
-    refused = configuration.unsafe(command.argv[0])
+    refused = configuration.unsafe_command(command.argv)
     if refused:
         return {"said": [_broken(f"not run: {refused[0]}")]}
     env = {key: os.environ[key] for key in PASSED_ON if key in os.environ}

@@ -229,10 +229,11 @@ def limit(settings: Settings, record: NodeRecord, rung: str) -> float:
     """The longest time that a rung may take, by the GPU model in Gres (`gpu:h100:8`): other hosts see no other name."""
     from slurm_gpuhealth.diagnose import tools
 
-    model = re.search(r"(?:^|,)gpu:([^:,()]+):", record.gres)
+    found = re.search(r"(?:^|,)gpu:([^:,()]+):", record.gres)
+    model = found[1].upper() if found else ""
     asked = record.ours.tests if record.ours else ""
-    others = tools.chosen(settings, rung, asked, "", 1 << 10) if rung.startswith("L") else []
-    return rungs.seconds(settings, rung, model[1].upper() if model else "") + sum(one.timeout for one in others)
+    others = tools.chosen(settings, rung, asked, model, 1 << 10) if rung.startswith("L") else []
+    return rungs.seconds(settings, rung, model) + sum(one.timeout for one in others)
 
 
 def usual(journal: Journal, rung: str) -> float:

@@ -23,7 +23,7 @@ def run(climb: Climb) -> Result:
     argv, timeout = climb.settings.repair.command, climb.settings.repair.timeout
     if not argv:
         return Result("untested", "repair.command is not set")
-    refused = configuration.unsafe(argv[0])
+    refused = configuration.unsafe_command(argv)
     if refused:
         return Result("untested", f"repair.command was not run: {refused[0]}")
     climb.check_hold()

@@ -159,10 +159,13 @@ def _dump(rank: int, entries: list[Any], memo: dict[int, Any], groups: dict[str,
     names: dict[str, str] = {}
     covers: dict[Key, bool] = {}
     oldest, newest, left, looked = 0, 0, WINDOW, 0
+    known: dict[int, Any] = {}  # a hostile file names a row many times
     row: Any = None
     for row in reversed(entries):
         if type(row) is bytes:
-            row = pickled.unpacked(row, memo)
+            if id(row) not in known:
+                known[id(row)] = pickled.unpacked(row, memo)
+            row = known[id(row)]
         call = _call(row, groups, names, covers, rank)
         looked, left = looked + 1, left - 1
         if call is not None:

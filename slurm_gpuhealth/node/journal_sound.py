@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 TABLES = ("state", "finding", "job", "diagnostic", "decision", "retest", "step", "joblog", "figure", "jobuse")
 TYPES: dict[str, Any] = {"INTEGER": int, "REAL": float, "TEXT": str, "BLOB": bytes}
-MOST = {"INTEGER": 1 << 53, "REAL": 253402300800.0}
-"""Larger than all our numbers; for times, the year 9999."""
+MOST = {"INTEGER": 1 << 53, "REAL": 253402300800.0, "value": 1e12}
+"""Larger than all our numbers; for times, the year 9999; for a figure, what `outputs.number` reads."""
 DOCUMENTS = ("details", "detail")
 """Columns that hold a JSON object."""
 DISK = (
@@ -167,7 +167,8 @@ def _fits(value: Any, name: str, kind: str, may_be_null: bool) -> bool:
     if not isinstance(value, TYPES[kind]):
         return False
     if kind in MOST:
-        return bool(-MOST[kind] <= value <= MOST[kind])
+        most = MOST.get(name, MOST[kind])
+        return bool(-most <= value <= most)
     if name == "severity":
         return value in SEVERITIES
     if name in DOCUMENTS:

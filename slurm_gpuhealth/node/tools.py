@@ -73,13 +73,15 @@ def _keep(settings: Settings, journal: Journal, ran: Ran, now: float) -> None:
         figures.keep(journal, ran.test.name, ran.version, [(ran.uuid(one.device), one) for one in ran.figures], now)
         record.keep(journal, settings, found, now)
         if ran.outcome != "untested":
-            blamed = [one.gpu.uuid if one.gpu else "" for one in found]
+            blamed = {one.gpu.uuid if one.gpu else "" for one in found}
+            # The GPUs that are in the node, but not in this run, may be as bad as before.
+            unseen = {gpu["uuid"] for gpu in journal.get("gpus", [])} - {ran.uuid(one.device) for one in ran.figures}
             for number, uuid in journal.rows(
                 "SELECT id, coalesce(uuid, '') FROM finding"
                 " WHERE source = 'tool' AND code = ? AND standing AND cleared IS NULL",
                 ran.test.name,
             ):
-                if uuid not in blamed:
+                if uuid not in blamed | unseen:
                     journal.write("UPDATE finding SET cleared = ? WHERE id = ?", now, number)
 
     said: dict[str | None, list[str]] = {}

@@ -31,7 +31,7 @@ when = { class = ["hardware", "x"] }
 def gpuhealth(tmp_path, monkeypatch):
     path = tmp_path / "gpuhealth.toml"
     monkeypatch.setenv("GPUHEALTH_CONFIG", str(path))
-    monkeypatch.setattr(configuration, "unsafe", lambda path, top="/": [])
+    monkeypatch.setattr(configuration, "unsafe", lambda *_, **__: [])
 
     def run(text, *arguments):
         path.write_text(text)
@@ -61,7 +61,7 @@ def test_as_json_a_problem_is_an_object_with_its_place(gpuhealth):
 
 
 def test_a_file_and_a_program_that_others_can_write_are_problems(gpuhealth, monkeypatch):
-    monkeypatch.setattr(configuration, "unsafe", lambda path, top="/": [f"{path}: chmod go-w"])
+    monkeypatch.setattr(configuration, "unsafe", lambda path, *_, **__: [f"{path}: chmod go-w"])
     code, output = gpuhealth(TEXT, "check")
     assert code == 1
     assert output.splitlines() == [

@@ -130,6 +130,37 @@ class TestOwnership:
         open_folder.chmod(0o777)
         assert str(open_folder) in self.refused(link, tmp_path)
 
+    @pytest.mark.parametrize(
+        ("argv", "environment"),
+        [
+            (("@",), ()),
+            (("/usr/bin/env", "-C", "/usr", "@"), ()),
+            (("/usr/bin/python3", "--config=@"), ()),
+            (("/bin/sh", "-c", "exec @ -x"), ()),
+            (("/bin/true",), ("LD_PRELOAD=/lib/none.so:@",)),
+            (("/bin/true",), ("LD_LIBRARY_PATH=/usr/lib:FOLDER",)),
+        ],
+    )
+    def test_what_the_words_of_a_command_name_counts_as_its_program_does(self, file, tmp_path, argv, environment):
+        def told(word):
+            return word.replace("@", str(file)).replace("FOLDER", str(file.parent))
+
+        words = [told(one) for one in argv], [told(one) for one in environment]
+        base = configuration.unsafe_command(*words, str(tmp_path))
+        file.chmod(0o777)
+        file.parent.chmod(0o777)
+        assert base == []
+        assert f"{file.parent} can be written by others" in configuration.unsafe_command(*words, str(tmp_path))[0]
+
+    def test_a_command_may_name_a_device_a_scratch_folder_and_what_is_not_there(self, tmp_path):
+        scratch = tmp_path / "scratch"
+        scratch.mkdir()
+        scratch.chmod(0o1777)
+        words = ["/bin/true", "/dev/null", str(scratch), "/none/such"]
+        assert configuration.unsafe_command(words, (), str(tmp_path)) == []
+        scratch.chmod(0o777)
+        assert configuration.unsafe_command(words, (), str(tmp_path)) != []
+
     def test_a_loop_of_links_ends(self, tmp_path):
         (tmp_path / "a").symlink_to(tmp_path / "a")
         configuration.unsafe(str(tmp_path / "a"), str(tmp_path))

@@ -35,7 +35,7 @@ skus:
 def node(tmp_path, monkeypatch):
     """A node of GPUs that DCGM does not know: it skips all tests but `software` until they are allowed."""
     dcgmi.program_version.cache_clear()
-    monkeypatch.setattr(configuration, "unsafe", lambda path, top="/": [])
+    monkeypatch.setattr(configuration, "unsafe", lambda *_, **__: [])
     made = Node(tmp_path)
     made.gpus = [{**gpu, "name": "NVIDIA L40S"} for gpu in made.gpus]
     made.save(unlisted={"26b9": GATED}, seconds={"2": 9, "3": 9, "4": 9})
@@ -136,7 +136,7 @@ def test_the_first_row_that_fits_the_model_is_its_own(node, backend):
 
 
 def test_a_config_that_others_can_write_is_not_used(node, backend, monkeypatch):
-    monkeypatch.setattr(configuration, "unsafe", lambda path, top="/": [f"{path} can be written by others: chmod"])
+    monkeypatch.setattr(configuration, "unsafe", lambda path, *_, **__: [f"{path} can be written by others: chmod"])
     diagnosis = run(node, 2, backend, config=config(node))
     assert diagnosis.outcome == "tool-error"
     assert "dcgm.config is not used" in diagnosis.message

@@ -111,6 +111,15 @@ def test_where_it_stands_is_in_the_record(settings, slurm, node, ours, words):
     assert words in f"{now.what}, {now.time}"
 
 
+@pytest.mark.parametrize(("gpu", "seconds"), [("*H100*", 600.0), ("*A100*", 0.0)])
+def test_the_time_of_a_rung_has_room_for_the_tests_of_the_nodes_gpu_model(settings, slurm, gpu, seconds):
+    slurm.add("n1", gres="gpu:h100:8")
+    test = config.Test("own", ("/x",), gpu=gpu, rung="L3", timeout=600.0)
+    own = replace(settings, test=(test,), sources=replace(settings.sources, tools="shadow"))
+    without = follow.limit(replace(own, test=()), slurm.nodes["n1"], "L3")
+    assert follow.limit(own, slurm.nodes["n1"], "L3") - without == seconds
+
+
 def test_a_node_is_followed_through_a_silent_controller_to_its_result(settings, slurm, at_once, monkeypatch):
     slurm.add("n1")
     before = {"n1": slurm.nodes["n1"]}

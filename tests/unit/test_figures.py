@@ -13,7 +13,7 @@ from slurm_gpuhealth.config.settings import Sources, Store
 from slurm_gpuhealth.controller import ingest, slow
 from slurm_gpuhealth.diagnose import model, outputs
 from slurm_gpuhealth.frozen import replace
-from slurm_gpuhealth.node import figures, held, record, run_level
+from slurm_gpuhealth.node import figures, held, journal_sound, record, run_level
 from slurm_gpuhealth.ship import outbox
 from slurm_gpuhealth.slurm import control, remark
 from slurm_gpuhealth.store import schema
@@ -61,6 +61,15 @@ def shared(settings, tmp_path):
 @pytest.fixture
 def store(shared):
     return open_store(shared)
+
+
+def test_the_largest_figure_that_a_test_can_have_does_not_make_the_journal_look_damaged(journal):
+    value = outputs.number("999999999999")
+    figures.keep(journal, "site", "", [(None, outputs.Figure("busbw", value, "B/s"))], NOW)
+    assert journal.one("SELECT value FROM figure") == (value,)
+    assert journal_sound.good("figure", journal.one("SELECT * FROM figure"))
+    journal.write("UPDATE figure SET time = ?", value)
+    assert not journal_sound.good("figure", journal.one("SELECT * FROM figure"))
 
 
 def test_a_figure_arrives_in_the_store_as_it_was_measured(shared, store, journal, monkeypatch):

@@ -584,6 +584,27 @@ def test_plain_values_are_read_as_python_reads_them() -> None:
             assert loaded(pickle.dumps(one, protocol)) == one
 
 
+def test_a_packed_call_that_a_file_names_many_times_is_unpacked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    key, mark = text_op("entries"), b"(" + b"h\0K\1" * 8 + b"u"
+    data = (
+        b"\x80\x02}("
+        + key
+        + b"q\0](}"
+        + mark
+        + b"q\1"
+        + b"h\1" * 60
+        + b"e"
+        + text_op("version")
+        + text_op("2.4")
+        + b"u."
+    )
+    asked = []
+    whole = pickled.unpacked
+    monkeypatch.setattr(pickled, "unpacked", lambda row, memo: asked.append(row) or whole(row, memo))
+    assert flight.read("x_1", data) is not None
+    assert asked == [b"}" + mark]
+
+
 def test_a_packed_call_says_the_same_as_one_that_was_read_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     data = flights.dump("2.10", ring("2.10", *(waits(seq, sizes=[[seq, 2], [], [3]]) for seq in range(21, 300))), WORLD)
     packed = loaded(data)

@@ -18,7 +18,7 @@ KNOWN = {"uuid": "GPU-3", "pci": "0000:5d:00", "index": 3, "serial": "1652", "mi
 @pytest.fixture
 def climb(settings, journal, tmp_path, monkeypatch):
     """`climb(script)`: with this program; level 3 passes."""
-    monkeypatch.setattr(rung_repair.configuration, "unsafe", lambda _: [])
+    monkeypatch.setattr(rung_repair.configuration, "unsafe", lambda *_, **__: [])
     monkeypatch.setattr(rung_test, "levels", lambda climb, level: Result("pass", f"level {level}"))
     journal.put("gpus", [KNOWN])
 
@@ -87,9 +87,19 @@ def test_a_program_that_is_not_there_is_no_failure_of_the_node(climb):
 
 
 def test_a_program_that_others_can_write_is_not_run(climb, monkeypatch, tmp_path):
-    monkeypatch.setattr(rung_repair.configuration, "unsafe", lambda path: [f"{path} can be written by others"])
+    monkeypatch.setattr(
+        rung_repair.configuration, "unsafe", lambda path, *_, **__: [f"{path} can be written by others"]
+    )
     result = rung_repair.run(climb(f"touch {tmp_path}/ran"))
     assert (result.outcome, (tmp_path / "ran").exists()) == ("untested", False)
+
+
+def test_a_program_whose_script_others_can_write_is_not_run(climb, monkeypatch, tmp_path):
+    given = climb(f"touch {tmp_path}/ran")
+    script = given.settings.repair.command[0]
+    monkeypatch.setattr(rung_repair.configuration, "unsafe", lambda path, *_, **__: ["writable"] * (path == script))
+    given = replace(given, settings=replace(given.settings, repair=Repair(command=("/bin/sh", script))))
+    assert (rung_repair.run(given).outcome, (tmp_path / "ran").exists()) == ("untested", False)
 
 
 def test_a_hold_that_is_gone_by_its_end_is_not_tested(climb):

@@ -20,7 +20,7 @@ NOW = 1_800_000_000.0
 @pytest.fixture
 def shop(tmp_path, monkeypatch):
     """`program` writes a check, `look` runs those that are due."""
-    monkeypatch.setattr(configuration, "unsafe", lambda path: [])
+    monkeypatch.setattr(configuration, "unsafe", lambda *_, **__: [])
 
     def program(body: str, name: str = "check", **keys) -> Command:
         file = tmp_path / name
@@ -175,6 +175,13 @@ def test_a_program_that_others_can_change_is_not_run(shop, monkeypatch):
     assert severity == "info"
     assert "not run: " in message
     assert not (shop.path / "ran").exists()
+
+
+def test_a_program_whose_script_others_can_change_is_not_run(shop, monkeypatch):
+    script = shop.program(f"touch {shop.path}/ran; exit 2").argv[0]
+    monkeypatch.setattr(configuration, "unsafe", lambda path, *_, **__: ["writable"] * (path == script))
+    ((severity, message),) = said(shop.look(Command("own", ("/bin/sh", script))))
+    assert (severity, message.endswith("not run: writable"), (shop.path / "ran").exists()) == ("info", True, False)
 
 
 def test_the_node_s_name_is_all_that_a_check_gets_of_our_environment(shop, monkeypatch):

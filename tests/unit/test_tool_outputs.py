@@ -1,5 +1,6 @@
 """Every sample of another tool's output gets the expected reading; a run that was cut short gets no figure."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,39 @@ def test_a_counter_that_has_overflown_is_no_figure():
 def test_the_error_of_nvbandwidth_is_why_there_is_no_figure():
     text = '{"nvbandwidth": {"error": "CUDA error: CUDA_ERROR_OUT_OF_MEMORY", "version": "v0.8"}}'
     assert reading("nvbandwidth_x", text).why == "CUDA error: CUDA_ERROR_OUT_OF_MEMORY"
+
+
+def bandwidths(*cases):
+    rows = [{"name": name, "status": status, "bandwidth_matrix": matrix} for name, status, matrix in cases]
+    return json.dumps({"nvbandwidth": {"version": "v0.8", "testcases": rows}})
+
+
+def test_a_gpu_without_any_bandwidth_has_the_figure_0():
+    host = bandwidths(("host_to_device_memcpy_ce", "Passed", [["50.0", "0.00"]]), ("other", "Waived", None))
+    assert [(one.device, one.value) for one in reading("nvbandwidth_x", host).figures] == [(0, 50.0), (1, 0.0)]
+    links = bandwidths(("device_to_device_memcpy_read_ce", "Passed", [["0.00", "20.0"], ["20.0", "0.00"]]))
+    assert {one.value for one in reading("nvbandwidth_x", links).figures} == {20.0}
+
+
+def test_a_part_that_failed_is_why_nvbandwidth_measured_nothing():
+    good = "host_to_device_memcpy_ce", "Passed", [["50.0"]]
+    output = reading("nvbandwidth_x", bandwidths(good, ("device_to_host_memcpy_ce", "Failed", [["1.0"]])))
+    assert (output.why, output.figures) == ("device_to_host_memcpy_ce: status Failed", ())
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gpu_x", "proc'd: 1 (9 Gflop/s)   errors: 0\nGPU {}: OK\n"),
+        ("gpu_x", "proc'd: 1 ({} Gflop/s)   errors: 0\nGPU 0: OK\n"),
+        ("nccl_x", "# Out of bounds values : {} FAILED\n"),
+        ("nvbandwidth_x", '{{"nvbandwidth": {{"testcases": [{}]}}}}'),
+    ],
+)
+def test_a_number_of_any_length_is_read_or_is_none(name, text):
+    output = reading(name, text.format("9" * 5000))
+    assert all(one.value == 0 for one in output.figures)
+    assert output.wrong == ()
 
 
 def test_of_a_sites_own_pattern_the_last_match_counts():

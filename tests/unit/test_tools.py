@@ -1,6 +1,9 @@
 """Other tools' tests on a stand-in node: what is run, what it means, what is kept."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -28,7 +31,7 @@ PLACES |= {"ib-write": "ib_write_bw", "ib-lat": "ib_read_lat", "gpu-burn": "gpu_
 @pytest.fixture
 def settings(folder, tmp_path, monkeypatch):
     """The built-in tests with the stand-ins of the node in `folder`; every test file may be run."""
-    monkeypatch.setattr(tools.configuration, "unsafe", lambda _: [])
+    monkeypatch.setattr(tools.configuration, "unsafe", lambda *_, **__: [])
     file = tmp_path / "gpuhealth.toml"
     file.write_text('mode = "enforce"\n[sources]\ntools = "enforce"\n')
     built_in = build(parse(str(file)), str(file), "n1")
@@ -141,9 +144,67 @@ def test_what_is_not_installed_or_not_roots_alone_is_not_run(settings, journal, 
     nowhere = replace(settings, test=tuple(replace(one, command=("/none", "x")) for one in settings.test))
     ran = node_tools.run(nowhere, journal, "L4")
     assert {(one.outcome, one.absent, one.message) for one in ran} == {("untested", True, "not installed: /none")}
-    monkeypatch.setattr(tools.configuration, "unsafe", lambda path: [f"{path} can be written by others"])
+    monkeypatch.setattr(tools.configuration, "unsafe", lambda path, *_, **__: [f"{path} can be written by others"])
     assert {one.outcome for one in node_tools.run(settings, journal, "L4")} == {"untested"}
     assert (figures(journal), findings(journal)) == ({}, [])
+
+
+def test_no_program_runs_with_a_library_that_others_can_write(settings, journal, monkeypatch, folder):
+    library = folder / "libx.so"
+    library.touch()
+    monkeypatch.setattr(tools.configuration, "unsafe", lambda path, *_, **__: ["writable"] * (path == str(library)))
+    own = replace(SITE, environment=(f"LD_PRELOAD={library}",))
+    ran = [node_tools.run(replace(settings, test=(one,)), journal, "L1")[0] for one in (SITE, own)]
+    assert [(one.outcome, one.message) for one in ran] == [("pass", ""), ("untested", "not run: writable")]
+
+
+def burnt(*gflops, faulty=()):
+    """What gpu-burn prints about GPUs of this speed."""
+    lines = [
+        f"{ten}0.0%  proc'd: {' - '.join(f'{ten} ({one} Gflop/s)' for one in gflops)}   errors: 0" for ten in range(9)
+    ]
+    ends = [f"\tGPU {one}: {'FAULTY' if one in faulty else 'OK'}" for one in range(len(gflops))]
+    return "\n".join([*(f"{line}   temps: {' - '.join(['50 C'] * len(gflops))}" for line in lines), *ends, ""])
+
+
+@pytest.fixture
+def burn(settings, journal, tmp_path):
+    """Runs a gpu-burn that prints this."""
+
+    def run(text, **keys):
+        output = tmp_path / "output"
+        output.write_text(text)
+        test = config.Test("burn", ("/bin/cat", str(output)), reads="gpu-burn", rung="L1", **keys)
+        (ran,) = node_tools.run(replace(settings, test=(test,)), journal, "L1")
+        return ran.outcome, ran.message
+
+    return run
+
+
+def test_a_gpu_that_did_nothing_has_not_passed(burn, journal, settings):
+    assert burn(burnt(*[50000] * 7, 0)) == ("untested", "7 of 8 GPUs were tested")
+    limit = Limit("burn.gflops", "*", at_least=1000.0)
+    (found,) = tools.run(
+        config.Test("burn", ("/bin/echo", burnt(50000, 0)), reads="gpu-burn"), ["a", "b"], "H100", [], [limit]
+    ).bad
+    assert (found.device, found.message) == (1, "burn.gflops 0 GFLOPS, at least 1000 expected")
+
+
+def test_a_test_that_saw_some_of_the_gpus_proves_nothing_about_the_others(burn, journal):
+    assert burn(burnt(*[50000] * 8, faulty=[5]))[0] == "wrong"
+    assert burn(burnt(*[50000] * 3)) == ("untested", "3 of 8 GPUs were tested")
+    assert [one.gpu.index for one in findings(journal)] == [5]
+
+
+def test_only_a_gpu_with_a_figure_of_this_run_is_mended(burn, journal, settings):
+    assert burn(burnt(*[50000] * 8, faulty=[1, 5]))[0] == "wrong"
+    slow = replace(settings, limit=(Limit("burn.gflops", "*", at_least=1000.0),))
+    test = config.Test("burn", ("/bin/echo", burnt(100, 50000, 50000)), reads="gpu-burn", rung="L1")
+    node_tools.run(replace(slow, test=(test,)), journal, "L1")
+    assert sorted(one.gpu.index for one in findings(journal)) == [0, 5]
+    journal.put("gpus", journal.get("gpus")[:5])  # GPU 5 was taken out
+    assert burn(burnt(*[50000] * 5)) == ("pass", "")
+    assert findings(journal) == []
 
 
 def test_the_devices_of_a_tool_are_the_gpus_that_it_was_told_in_that_order(settings, journal, folder, gpus):
@@ -169,12 +230,56 @@ def test_both_ends_of_perftest_are_ended_when_it_hangs(settings, journal, folder
     until_gone(folder / "ib_write_bw")
 
 
+def test_both_ends_of_perftest_are_ended_when_the_program_that_started_them_was_killed(
+    settings, journal, folder, monkeypatch
+):
+    monkeypatch.setattr(tools, "GRACE", 0.0)
+    scenario(folder, ib_write_bw="hang")
+    settings = replace(settings, test=tuple(replace(one, timeout=1.0) for one in settings.test))
+    worker = os.fork()
+    if worker == 0:
+        node_tools.run(settings, journal, "L1", "ib-write")
+        os._exit(0)
+    try:
+        until(lambda: len(running(folder / "ib_write_bw")) == 2)
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+    until_gone(folder / "ib_write_bw")
+
+
+def test_a_flood_from_perftest_takes_no_memory(tmp_path):
+    program = tmp_path / "flood"
+    program.write_text('#!/bin/sh\ncase "$*" in *127.0.0.1) head -c 300000000 /dev/zero;; esac\n')
+    program.chmod(0o755)
+    code = f"""if True:
+        import resource
+        from slurm_gpuhealth.config.settings import Test
+        from slurm_gpuhealth.diagnose import tools
+        tools.configuration.unsafe_command = lambda *_: []
+        test = Test("x", ({str(program)!r}, "{{device}}"), reads="perftest", server=True)
+        print(tools.run(test, ["GPU-a"], "", ["mlx5_0/1"], []).outcome)
+        print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) >> 10)
+    """
+    outcome, mebibytes = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split()
+    assert outcome == b"untested"
+    assert int(mebibytes) < 150
+
+
 def until_gone(program):
     """Until no process of this program is left; a kill takes an instant."""
-    until = time.monotonic() + 10
-    while [pid for pid in os.listdir("/proc") if pid.isdigit() and str(program).encode() in command(pid)]:
-        assert time.monotonic() < until
+    until(lambda: not running(program))
+
+
+def until(is_so):
+    end = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def running(program):
+    return [pid for pid in os.listdir("/proc") if pid.isdigit() and str(program).encode() in command(pid)]
 
 
 def command(pid):
