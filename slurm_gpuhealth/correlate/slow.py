@@ -24,6 +24,8 @@ LEAST = 0.05
 """A GPU that is nearer to the median than this share is not slow, however small the spread: values may be identical."""
 SPREAD = 5 * 1.4826
 """How many median absolute deviations are the spread: five standard deviations, if the values were normal."""
+TINY, HUGE = 1e-12, 1e12
+"""Values beyond are nonsense, and would overflow."""
 MORE = {"GFLOPS": 1.0, "TFLOPS": 1e3, "GB/s": 1.0, "MB/s": 1e-3, "TB/s": 1e3, "GiB/s": 1.073741824, "Gb/s": 0.125}
 LESS = {"us": 1.0, "ms": 1e3, "ns": 1e-3, "s": 1e6}
 """Units of which more, or less, is better, and their size in GFLOPS, GB/s and us. Others (W, C) are not compared."""
@@ -85,7 +87,7 @@ def compare(figures: Iterable[Measured]) -> list[Slow]:
     groups: dict[tuple[str, ...], dict[str, list[Measured]]] = {}
     for one in figures:
         kind = "more" if one.unit in MORE else "less"
-        if (one.unit in MORE or one.unit in LESS) and one.value > 0:
+        if (one.unit in MORE or one.unit in LESS) and TINY < one.value < HUGE:
             group = groups.setdefault((one.name, one.model, one.version, kind), {})
             group.setdefault(one.uuid or f"node {one.node}", []).append(one)
     found = [slow for group in groups.values() for slow in _slow(list(group.values()))]

@@ -140,6 +140,15 @@ def test_nonsense_is_passed_over():
     assert slow(same) == []
 
 
+@pytest.mark.parametrize("unit", ["us", "GFLOPS"])
+@pytest.mark.parametrize("value", [1e308, 5e-324, float("inf"), float("nan"), -1.0])
+def test_a_value_that_no_gpu_can_have_stops_nothing(value, unit):
+    figures = changed(fleet(unit=unit, value=2.0), values=(1.0, 1.0) if unit == "GFLOPS" else (3.0, 3.0))
+    found = slow(figures)
+    assert found
+    assert slow(changed(figures, node="n5", values=(value, value))) == found
+
+
 def test_a_nodes_own_figure_is_compared_by_node():
     figures = [one._replace(uuid="", gpu=None, name="nccl") for one in fleet(nodes=20, gpus=1)]
     bad = [one._replace(value=20.0) if one.node == "n3" else one for one in figures]
