@@ -157,6 +157,15 @@ HOSTILE = [
     record(5, time="now"),
     record(5, time=float("nan")),
     record(5, time=10**400),
+    *(record(5, time=when) for when in (1e308, -1e308, 1e18, -1.0)),
+    *(record(5, clock=clock) for clock in (1e308, 4e8, -4e8)),
+    record(5, cleared=1e18),
+    record(5, kind="step", seconds=1e308),
+    record(5, kind="figure", name="é" * 251, value=1.0),
+    head(5, gpus=[["G" * 501, 0, "0000:1b:00", "1"]]),
+    head(5, when=1e308),
+    head(5, clock=-1e308),
+    head(5, dropped=[1, 1.0, 1e18]),
     record(5, gpu=2**40),
     record(5, message={"a": 1}),
     record(5, time=None),
@@ -320,6 +329,17 @@ def test_what_a_node_says_about_itself_is_kept_and_the_newest_counts(store, shar
     (node,) = rows(store, schema.node)
     assert (taken.rows, taken.skipped) == (3, 0)
     assert (node.driver, node.mode, node.dcgm, node.last_shipped) == ("580.2", "shadow", "", 1001.0)
+
+
+def test_what_is_acknowledged_for_ever_is_taken_in(store, shared, folder):
+    write(folder, record(1, acked=2.5e11))
+    assert take(store, shared).skipped == 0
+
+
+def test_a_version_is_a_word(store, shared, folder):
+    write(folder, head(1, about={"driver": "5" * 200_000}))
+    take(store, shared)
+    assert rows(store, schema.node)[0].driver == "5" * records.WORD
 
 
 @pytest.mark.parametrize("about", [[], "580", {"driver": 580}])
