@@ -34,8 +34,8 @@ WORD = 64
 """The most characters of a version and its like."""
 TIME = 0.0, 4102444800.0
 """The least and the most of a time: 1970 to 2100."""
-CLOCK = -315576000.0, 315576000.0
-"""Of how many seconds a clock is ahead, and a test takes: ten years."""
+CLOCK = -TIME[1], TIME[1]
+"""Of how many seconds a clock is ahead, and a test takes. A host whose clock was never set begins in 1970."""
 BOUNDS = {"clock": CLOCK, "seconds": CLOCK} | dict.fromkeys(("value", "acked"), (-math.inf, math.inf))
 """The least and the most of a column of floats; others are times. An admin may acknowledge until the year 9999."""
 CLOCKS = 9
@@ -91,7 +91,8 @@ class Batch:
         if known is None or known["seq"] < row["seq"]:
             self.rows[kind][key] = row
 
-    def save(self, db: Connection) -> None:
+    def save(self, db: Connection, now: float) -> None:
+        """`now`: the controller's."""
         taken = _numbers(db, sum(map(len, self.rows.values())) + sum(len(head["gpus"]) for head in self.heads))
         for kind, rows in self.rows.items():
             for row in rows.values():
@@ -101,7 +102,7 @@ class Batch:
         for (node, journal), seq in self.last.items():
             _position(db, node, journal, seq)
         for head in self.heads:
-            taken = _save_head(db, head, taken)
+            taken = _save_head(db, head, taken, now)
 
 
 def _parsed(line: bytes) -> Row:
@@ -240,26 +241,28 @@ def _position(db: Connection, node: str, journal: str, seq: int) -> None:
     )
 
 
-def _save_head(db: Connection, head: Row, taken: int) -> int:
-    """Returns the last number of arrival that was used."""
+def _save_head(db: Connection, head: Row, taken: int, now: float) -> int:
+    """Returns the last number of arrival that was used. A head was sent at the latest `now`, whatever its node's clock
+    said: else it would hide every later head for years."""
     table = schema.node
     mine = (table.c.node == head["node"], table.c.journal == head["journal"])
     known = db.execute(select(table.c.clocks, table.c.last_shipped).where(*mine)).one()
-    if known.last_shipped is None or head["time"] > known.last_shipped:
+    sent, last = head["time"] - head["clock"], known.last_shipped
+    if last is None or last > now or sent > last:
         clocks = [*json.loads(known.clocks), head["clock"]][-CLOCKS:]
-        values = {"clocks": json.dumps(clocks), "clock_offset": median(clocks), "last_shipped": head["time"]}
+        values = {"clocks": json.dumps(clocks), "clock_offset": median(clocks), "last_shipped": min(sent, now)}
         values |= head["about"]
         if head["dropped"]:
             values |= dict(zip(("dropped", "dropped_from", "dropped_to"), head["dropped"]))
         db.execute(update(table).where(*mine).values(**values))
     for gpu in head["gpus"]:
-        taken += _save_gpu(db, head, gpu, taken + 1)
+        taken += _save_gpu(db, head, gpu, taken + 1, min(sent, now))
     return taken
 
 
-def _save_gpu(db: Connection, head: Row, gpu: Row, taken: int) -> int:
+def _save_gpu(db: Connection, head: Row, gpu: Row, taken: int, when: float) -> int:
     """Returns 1 if the GPU is new here; its row then names the GPU that it replaced in its slot."""
-    table, when = schema.gpu, head["time"] - head["clock"]
+    table = schema.gpu
     mine = (table.c.node == head["node"], table.c.uuid == gpu["uuid"])
     first = db.execute(select(table.c.first).where(*mine)).scalar()
     if first is not None:

@@ -53,10 +53,10 @@ def put(run, table, **row):
         db.execute(table.insert().values(**row))
 
 
-def ship(run, name, journal="ab12", ago=60.0, clock=0.0, **about):
+def ship(run, name, journal="ab12", ago=60.0, **about):
     about = {"gpuhealth": "0.1.0", "driver": "580.1", "mode": "enforce", **about}
-    heard = None if ago is None else NOW - ago + clock
-    put(run, schema.node, node=name, journal=journal, last_shipped=heard, clock_offset=clock, **about)
+    heard = None if ago is None else NOW - ago
+    put(run, schema.node, node=name, journal=journal, last_shipped=heard, **about)
 
 
 def find(run, name, seq=1, journal="ab12", ago=100.0, **more):
@@ -108,12 +108,6 @@ def test_a_node_that_never_shipped_is_silent_and_one_of_an_older_version_can_not
     found, summary = told(run)
     assert [found[name]["silent"] for name in ("new", "old")] == [True, False]
     assert summary["differ"] == {}
-
-
-def test_a_clock_that_is_ahead_makes_no_node_silent_or_young(run, slurm):
-    slurm.add("n1")
-    ship(run, "n1", clock=-9000.0)
-    assert told(run)[0]["n1"]["checked"] == pytest.approx(NOW - 60)
 
 
 def test_only_what_still_stands_and_what_is_new_counts_and_the_worst_of_it(run, slurm):
