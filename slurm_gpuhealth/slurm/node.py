@@ -320,6 +320,12 @@ def parse_holds(text: str, every: bool, one: str = "") -> tuple[list[Hold], int]
     return [Hold(node, ours, times[node]) for node, ours in read.items() if ours], len(seen)
 
 
+def parse_counted(text: str, every: bool) -> frozenset[str]:
+    """`sinfo -h -a -N -o '%N|%G'`: the nodes that `parse_holds` counts."""
+    rows = (line.partition("|") for line in text.splitlines())
+    return frozenset(node for node, _, gres in rows if every or re.search(r"\bgpu\b", gres))
+
+
 def _parse_reason(rest: str) -> tuple[str, str, float, str]:
     """The text after ` Reason=` as reason, user, time, and the rest of the record."""
     stamp = STAMP.search(rest)

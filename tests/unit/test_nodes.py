@@ -9,9 +9,11 @@ from click.testing import CliRunner
 from slurm_gpuhealth.commands import common, findings, ladder, nodes, resume, status
 from slurm_gpuhealth.config.settings import Store
 from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.metrics import cluster
+from slurm_gpuhealth.outcomes import Suspicion
 from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm.reason import stamp
-from slurm_gpuhealth.store import open, schema
+from slurm_gpuhealth.store import judged, open, schema
 from tests.unit.slurm_nodes import FAULT as LOST
 from tests.unit.slurm_nodes import Slurm
 
@@ -108,6 +110,27 @@ def test_a_node_that_never_shipped_is_silent_and_one_of_an_older_version_can_not
     found, summary = told(run)
     assert [found[name]["silent"] for name in ("new", "old")] == [True, False]
     assert summary["differ"] == {}
+
+
+def test_the_metrics_call_the_same_nodes_silent(run, slurm, settings):
+    for name in ("here", "new", "week", "owes", "older"):
+        slurm.add(name)
+    slurm.add("login", gres="")
+    for name, ago, version in (("here", 60, "1"), ("week", 9e5, "1"), ("owes", 5000, "1"), ("older", 9e5, "")):
+        ship(run, name, ago=ago, gpuhealth=version)
+    for name in ("gone", "login"):
+        ship(run, name, ago=9e5)
+    with run.engine.begin() as db:
+        judged.keep_suspicions(db, [Suspicion(name, NOW, 0.9, 0.2, 3.0, 0.1, "L4") for name in ("gone", "login")], NOW)
+    key = {"cluster": "c", "job": 1, "attempt": 0}
+    put(run, schema.attempt, **key, start=NOW - 9000, end=NOW - 4000, gpu_seconds=1.0)
+    put(run, schema.attempt_node, **key, node="owes", start=NOW - 9000, end=NOW - 4000)
+    found, summary = told(run)
+    assert summary["silent"] == [name for name in found if found[name]["silent"]] == ["new", "owes", "week"]
+    with open.reading(run.engine) as db:
+        values, _ = cluster.gather(db, settings, NOW)
+    assert values["gpuhealth_cluster_silent_nodes"] == {(): 3}
+    assert values["gpuhealth_cluster_lemon_probability"] == {}
 
 
 def test_only_what_still_stands_and_what_is_new_counts_and_the_worst_of_it(run, slurm):
