@@ -125,7 +125,7 @@ def _gather(
         record, head, finding = slurms.get(name), heads.get(name), worst.get(name)
         if record is None and records is not None:
             continue  # it has left the cluster
-        ours = record.ours if record else None
+        ours, counts = (record.ours, record.counts) if record else (None, None)
         found[name] = {
             "node": name,
             "state": "+".join([record.base, *sorted(record.flags)]).lower() if record else None,
@@ -133,10 +133,10 @@ def _gather(
             "reason": record.reason if record else None,
             "why": _why(record) if record else "",
             "held": ours is not None,
-            "kind": budget.kind(ours) if ours else None,
+            "kind": budget.kind(counts) if counts else None,
             "rung": ours.rung if ours else None,
             "rung_state": ours.state if ours else None,
-            "since": (budget.began(ours, now) or record.reason_time) if record and ours else None,
+            "since": (budget.began(counts, now) or record.reason_time or None) if record and counts else None,
             "finding": _finding(finding),
             "checked": head["heard"] if head else None,
             "silent": name in silent,
@@ -172,8 +172,8 @@ def _why(record: NodeRecord) -> str:
 
 def summary(settings: Settings, counted: Sequence[Facts], now: float) -> Facts:
     """The budget, how many nodes there are of each kind, and which differ from most of them."""
-    kinds = Counter(one["kind"] for one in counted if one["held"])
-    recent = sum(one["held"] and one["kind"] != "sweep" and now - one["since"] < 3600 for one in counted)
+    kinds = Counter(one["kind"] for one in counted if one["kind"])
+    recent = sum(one["kind"] not in (None, "sweep") and now - (one["since"] or 0.0) < 3600 for one in counted)
     differ = {}
     for key in ABOUT:
         groups: dict[str, list[str]] = {}
@@ -185,7 +185,7 @@ def summary(settings: Settings, counted: Sequence[Facts], now: float) -> Facts:
     limits = budget.limits(len(counted), settings)
     return {
         "nodes": len(counted),
-        "held": sum(kinds.values()),
+        "held": sum(one["held"] for one in counted),
         "out": sum(one["owner"] in ("admin", "slurm") for one in counted),
         "silent": [one["node"] for one in counted if one["silent"]],
         "suspects": sum(one["p_lemon"] is not None for one in counted),
@@ -223,7 +223,7 @@ def _row(one: Facts, now: float) -> tuple[str, ...]:
         one["node"],
         one["state"] or "?",
         f"{one['rung']} {one['rung_state']}" if one["held"] else "-",
-        common.ago(now, one["since"]) if one["held"] else "-",
+        common.ago(now, one["since"]) if one["held"] and one["since"] else "-",
         finding_words(finding) if finding else "-",
         f"SILENT {checked}" if one["silent"] else checked,
         "-" if one["p_lemon"] is None else f"{one['p_lemon']:.0%}",

@@ -69,6 +69,12 @@ class NodeRecord:
         return reasons.parse(self.reason) if self.owner == "us" else None
 
     @property
+    def counts(self) -> Reason | None:
+        """Our reason while the node is out of service, as the budget counts it (`parse_holds`): also if the hold is not
+        ours any more, because an admin has set the node to FAIL or it is DOWN."""
+        return reasons.parse(self.reason) if self.owner != "none" else None
+
+    @property
     def has_job(self) -> bool:
         """Whether a job is here, or is ending: its epilog still runs."""
         return bool(self.alloc_cpus or self.alloc_tres or "COMPLETING" in self.flags)

@@ -12,7 +12,8 @@ from slurm_gpuhealth.frozen import replace
 from slurm_gpuhealth.metrics import cluster
 from slurm_gpuhealth.outcomes import Suspicion
 from slurm_gpuhealth.slurm import control
-from slurm_gpuhealth.slurm.reason import stamp
+from slurm_gpuhealth.slurm.node import parse_holds
+from slurm_gpuhealth.slurm.reason import stamp, write
 from slurm_gpuhealth.store import judged, open, schema
 from tests.unit.slurm_nodes import FAULT as LOST
 from tests.unit.slurm_nodes import Slurm
@@ -91,6 +92,18 @@ def test_a_line_a_node_in_natural_order_and_above_it_what_is_held_and_what_diffe
     assert "idle+drain  L3 queued" in lines[6]
     assert "fault nvml:lost GPU3" in lines[6]
     assert "Xid79 on GPU 3. DCGM level 3 comes next." in lines[6]
+
+
+@pytest.mark.parametrize(
+    ("base", "flags", "sinfo"),
+    [("IDLE", "DRAIN", "drained"), ("IDLE", "DRAIN FAIL", "drained"), ("IDLE", "FAIL", "fail"), ("DOWN", "", "down*")],
+)
+def test_the_budget_is_counted_as_a_node_counts_it_before_it_drains(run, slurm, base, flags, sinfo):
+    slurm.add("n1", base=base, flags=flags, reason=FAULT)
+    slurm.add("n2", reason=FAULT)  # in service: its reason has outlived its drain
+    text = f"n1|gpu:8|{NOW}|{sinfo}|{write(FAULT)}\nn2|gpu:8|{NOW}|idle|{write(FAULT)}\n"
+    budgets = told(run)[1]["budget"]
+    assert budgets["lost"]["used"] == len(parse_holds(text, every=False)[0]) == 1
 
 
 @pytest.mark.parametrize(("ago", "silent"), [(3 * 1800 - 60, False), (3 * 1800 + 60, True), (None, True)])
