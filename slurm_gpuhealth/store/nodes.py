@@ -68,7 +68,7 @@ def findings(db: Connection, names: Collection[str], since: float, until: float 
         where.append(table.c.severity.in_(wanted["severities"]))
     if (gpu := wanted.get("gpu")) is not None:
         same = [table.c.uuid == gpu, table.c.pci == gpu]
-        where.append(or_(*same, table.c.gpu == int(gpu)) if gpu.isdigit() and len(gpu) < 9 else or_(*same))
+        where.append(or_(*same, table.c.gpu == int(gpu)) if gpu.isdecimal() and len(gpu) < 9 else or_(*same))
     found = _findings(db, where, names)
     for one in found:
         del one["journal"]

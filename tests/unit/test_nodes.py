@@ -233,6 +233,8 @@ def test_findings_of_any_node_by_time_severity_gpu_and_job(run):
     assert ids("-w", "n[2-3]", "--since", "now-3days", "--until", "now-1day") == [2, 9]
     assert ids("-w", "n2", "--severity", "fault") == [2]
     assert ids("-w", "n[1-9]", "--gpu", "3", "--source", "nvml", "--since", "1d") == [9]
+    assert ids("-w", "n[1-9]", "--gpu", "²") == []
+    assert run(findings.findings, "-w", "n1", "--job", str(10**30))[0] == 2
     assert ids("-w", "n[1-9]", "--gpu", "4") == ids("-w", "n[1-9]", "--job", "7") == ids("-w", "n1", "--shadow") == []
     (one,) = (json.loads(line) for line in run(findings.findings, "-w", "n3", "--since", "1d", "--json")[1])
     assert one["time"] == pytest.approx(NOW - 99 * 86400 + 3600)
