@@ -57,7 +57,9 @@ def accept(
             raise SystemExit(max(one.exit for one in ends))
     done = _certificates(node, names, since, ARRIVE if wait else 0.0)
     for one in done:
-        _show(one, as_json, html)
+        _show(one, as_json)
+    if html:
+        _write(done, html)
     missing = [name for name in names if name not in {one["node"] for one in done}]
     if missing:
         click.echo(f"no certificate: {', '.join(missing)}: no level 4 of it is in the store yet", err=True)
@@ -89,14 +91,23 @@ def _certificates(node: str, names: list[str], since: float, patience: float) ->
         time.sleep(LOOK)
 
 
-def _show(done: dict[str, Any], as_json: bool, html: str | None) -> None:
-    if html:
-        import os
+def _write(done: list[dict[str, Any]], folder: str) -> None:
+    import os
 
-        from slurm_gpuhealth.controller import certificate
+    from slurm_gpuhealth.controller import certificate
 
-        with open(os.path.join(html, f"{done['node']}.html"), "w", encoding="utf-8") as file:
-            file.write(certificate.page(done))
+    for one in done:
+        path = os.path.join(folder, f"{one['node']}.html")
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(certificate.page(one))
+        except OSError as error:
+            raise click.ClickException(f"{path} can't be written: {error.strerror}") from None
+
+
+def _show(done: dict[str, Any], as_json: bool) -> None:
+    from slurm_gpuhealth.controller import certificate
+
     if as_json:
         click.echo(json.dumps(done))
         return
@@ -108,7 +119,7 @@ def _show(done: dict[str, Any], as_json: bool, html: str | None) -> None:
                 (
                     *(one["name"], "-" if one["gpu"] is None else one["gpu"], f"{one['value']:.4g} {one['unit']}"),
                     "-" if one["fleet"] is None else f"{one['fleet']:.4g}",
-                    "-" if one["percent"] is None else f"{one['percent']:+d} %",
+                    certificate.differs(one),
                     f"{one['tool']} {one['version']}",
                 )
                 for one in done["figures"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from calendar import isleap, timegm
 
 import click
 
@@ -18,7 +19,7 @@ DAY = (
     r"(?P<month>\d\d?)[/.](?P<day>\d\d?)(?:[/.](?P<short>\d\d))?",
     r"(?P<month>\d\d)(?P<day>\d\d)(?P<short>\d\d)?",
 )
-MOMENTS = tuple(re.compile(one) for one in (CLOCK, *(rf"{day}(?:[T -]{CLOCK})?(?P<utc>Z?)" for day in DAY)))
+MOMENTS = tuple(re.compile(rf"{one}(?P<utc>Z?)") for one in (CLOCK, *(rf"{day}(?:[T -]{CLOCK})?" for day in DAY)))
 
 
 def moment(_: click.Context, option: click.Parameter, text: str | None) -> float | None:
@@ -47,17 +48,21 @@ def parse(text: str, now: float) -> float:
     if match is None:
         raise ValueError(text)
     given = {key: value for key, value in match.groupdict().items() if value}
+    if given.get("utc"):
+        today = time.gmtime(now)
     month, day = int(given.get("month", today[1])), int(given.get("day", today[2]))
     year = int(given.get("year") or f"20{given['short']}") if given.keys() & {"year", "short"} else today[0]
-    if not given.keys() & {"year", "short"} and (month, day) > (today[1], today[2]):
-        year -= 1
+    if not given.keys() & {"year", "short"}:
+        year -= (month, day) > (today[1], today[2])
+        while (month, day) == (2, 29) and not isleap(year):
+            year -= 1
     hour, minute, second = (int(given.get(key, 0)) for key in ("hour", "minute", "second"))
     if half := given.get("half", "").lower():
+        if hour > 12:
+            raise ValueError(text)
         hour = hour % 12 + (12 if half == "pm" else 0)
     time.strptime(f"{year} {month} {day} {hour} {minute} {second}", "%Y %m %d %H %M %S")  # mktime takes 31 February
     if given.get("utc"):
-        from calendar import timegm
-
         return float(timegm((year, month, day, hour, minute, second)))
     return time.mktime((year, month, day, hour, minute, second, 0, 0, -1))
 

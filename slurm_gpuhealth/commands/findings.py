@@ -25,7 +25,7 @@ SEVERITIES = ("info", "warning", "fault")
 @click.option("--gpu", metavar="GPU", help="Only this GPU: index, UUID or PCI address.")
 @click.option("--source", metavar="NAME", help="Only this source: xid, sxid, aer, nvml, dcgm, ib, host, site, ...")
 @click.option("--severity", type=click.Choice(SEVERITIES), help="Only this severity and above.")
-@click.option("--job", type=int, help="Only what was seen while this job held the GPU.")
+@click.option("--job", type=click.IntRange(1, (1 << 63) - 1), help="Only what was seen while this job held the GPU.")
 @click.option("--shadow", is_flag=True, help="Only faults that did not drain because of shadow mode.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.pass_obj

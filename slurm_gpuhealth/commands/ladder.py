@@ -85,8 +85,9 @@ def _cancel(settings: Settings, names: list[str], as_json: bool) -> None:
 
 def _all(settings: Settings, as_json: bool) -> None:
     held, total = control.holds(settings.slurm, settings.drain.nodes)
-    facts = [_facts(settings, control.show_node(settings.slurm, one.node)) for one in held]
-    facts = [one for one in facts if one["state"]]  # a DOWN node may still have our reason, or a hold has just ended
+    records = [control.show_node(settings.slurm, one.node) for one in held]
+    facts = [_facts(settings, one) for one in records if one.ours]
+    others = [f"{one.name} ({one.base})" for one in records if one.counts and not one.ours]
     every = control.show_nodes(settings.slurm, settings.drain.nodes)
     waiting = [_facts(settings, one) for one in every if waits.of(one)]
     if as_json:
@@ -94,6 +95,9 @@ def _all(settings: Settings, as_json: bool) -> None:
             click.echo(json.dumps(one))
         return
     click.echo(f"{len(facts)} of {total} nodes are held by gpuhealth")
+    if others:
+        told = ", ".join(others)
+        click.echo(f"also count against the budget, by gpuhealth's reason, until they are in service again: {told}")
     names = ("node", "fact", "gpu", "rung", "state", "since", "next", "by", "now")
     shown = [{**one, "gpu": "*" if one["gpu"] is None else str(one["gpu"])} for one in facts]
     rows = [[one[key] or "-" for key in names] for one in shown]

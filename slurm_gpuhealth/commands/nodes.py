@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.slurm.node import NodeRecord
 
     Facts = dict[str, Any]
+    Known = tuple[Mapping[str, Facts], Mapping[str, Facts], Mapping[str, float], frozenset[str]]
 
-BEATS = 3
-"""A node is silent if it missed so many heartbeats, as in `store.query.silent`."""
 ABOUT = {"driver": "driver", "gpuhealth": "gpuhealth", "dcgm": "DCGM", "config": "configuration", "mode": "mode"}
 """What nodes should have in common, in words."""
 MOST_GROUPS = 6
@@ -49,10 +48,12 @@ def nodes(here: str, nodeset: str | None, held: bool, silent: bool, lemon: bool,
     tell(problems)
     now = time.time()
     chosen = common.hosts(settings, nodeset) if nodeset else []
-    records, known = _slurm(settings), _store(here, now)
+    records = _slurm(settings)
+    counted = _counted(settings, records)
+    known = _store(here, settings, counted, now)
     if records is None and known is None:
         raise SystemExit(1)
-    every = _gather(settings, records, known, now)
+    every = _gather(records, counted, known, now)
     if unknown := [name for name in chosen if name not in every]:
         click.echo(f"no such node: {common.fold(unknown)}", err=True)
     shown = [every[name] for name in chosen if name in every] if chosen else [*every.values()]
@@ -82,18 +83,30 @@ def _slurm(settings: Settings) -> list[NodeRecord] | None:
         return None
 
 
-def _store(here: str, now: float) -> tuple[Mapping[str, Facts], Mapping[str, Facts], Mapping[str, float]] | None:
-    """Of each node the head of its record, its worst finding and its lemon probability; None if the record can't be
-    read, which is said."""
+def _counted(settings: Settings, records: Sequence[NodeRecord] | None) -> frozenset[str] | None:
+    """The nodes that the budget counts; None: Slurm does not say."""
+    if settings.drain.nodes:
+        return frozenset(common.hosts(settings, settings.drain.nodes))
+    if records is None:
+        return None
+    gpu = re.compile(r"\bgpu\b")
+    return frozenset(one.name for one in records if gpu.search(one.gres))
+
+
+def _store(here: str, settings: Settings, counted: frozenset[str] | None, now: float) -> Known | None:
+    """Of each node the head of its record, its worst finding and its lemon probability, and the silent nodes; None if
+    the record can't be read, which is said."""
     try:
         with common.store(here) as db:
             from slurm_gpuhealth.store import nodes as stored
+            from slurm_gpuhealth.store import query
 
             worst: dict[str, Facts] = {}
             heads = stored.heads(db)
             for one in stored.still_open(db, heads, now - common.RECENT):
                 worst.setdefault(one["node"], one)
-            return heads, worst, stored.suspects(db)
+            silent = query.silent(db, now, settings.store.heartbeat, counted)["silent"]
+            return heads, worst, stored.suspects(db), frozenset(silent)
     except click.ClickException as error:
         click.echo(f"only what Slurm knows: {error.message}", err=True)
     except ModuleNotFoundError as error:
@@ -102,25 +115,17 @@ def _store(here: str, now: float) -> tuple[Mapping[str, Facts], Mapping[str, Fac
 
 
 def _gather(
-    settings: Settings,
-    records: Sequence[NodeRecord] | None,
-    known: tuple[Mapping[str, Facts], Mapping[str, Facts], Mapping[str, float]] | None,
-    now: float,
+    records: Sequence[NodeRecord] | None, counted: frozenset[str] | None, known: Known | None, now: float
 ) -> dict[str, Facts]:
     """Node → what is shown of it, as its JSON; `counted`: it is one of the nodes that the budget counts."""
-    heads, worst, suspects = known or ({}, {}, {})
-    group = frozenset(common.hosts(settings, settings.drain.nodes)) if settings.drain.nodes else None
+    heads, worst, suspects, silent = known or ({}, {}, {}, frozenset())
     slurms = {one.name: one for one in records or ()}
-    gpu = re.compile(r"\bgpu\b")
     found = {}
     for name in sorted({*slurms, *heads}, key=_natural):
         record, head, finding = slurms.get(name), heads.get(name), worst.get(name)
         if record is None and records is not None:
             continue  # it has left the cluster
-        ours = record.ours if record else None
-        heard = head["heard"] if head else None
-        # A node of an older version sends no heartbeats: that it is quiet says nothing.
-        beats = known is not None and (head is None or bool(head["gpuhealth"]))
+        ours, counts = (record.ours, record.counts) if record else (None, None)
         found[name] = {
             "node": name,
             "state": "+".join([record.base, *sorted(record.flags)]).lower() if record else None,
@@ -128,16 +133,16 @@ def _gather(
             "reason": record.reason if record else None,
             "why": _why(record) if record else "",
             "held": ours is not None,
-            "kind": budget.kind(ours) if ours else None,
+            "kind": budget.kind(counts) if counts else None,
             "rung": ours.rung if ours else None,
             "rung_state": ours.state if ours else None,
-            "since": (budget.began(ours, now) or record.reason_time) if record and ours else None,
+            "since": (budget.began(counts, now) or record.reason_time or None) if record and counts else None,
             "finding": _finding(finding),
-            "checked": heard,
-            "silent": beats and now - (heard or 0.0) > BEATS * settings.store.heartbeat,
+            "checked": head["heard"] if head else None,
+            "silent": name in silent,
             "p_lemon": suspects.get(name),
             **{key: (head[key] if head else "") or None for key in ABOUT},
-            "counted": name in group if group is not None else record is None or bool(gpu.search(record.gres)),
+            "counted": counted is None or name in counted,
         }
     return found
 
@@ -167,8 +172,8 @@ def _why(record: NodeRecord) -> str:
 
 def summary(settings: Settings, counted: Sequence[Facts], now: float) -> Facts:
     """The budget, how many nodes there are of each kind, and which differ from most of them."""
-    kinds = Counter(one["kind"] for one in counted if one["held"])
-    recent = sum(one["held"] and one["kind"] != "sweep" and now - one["since"] < 3600 for one in counted)
+    kinds = Counter(one["kind"] for one in counted if one["kind"])
+    recent = sum(one["kind"] not in (None, "sweep") and now - (one["since"] or 0.0) < 3600 for one in counted)
     differ = {}
     for key in ABOUT:
         groups: dict[str, list[str]] = {}
@@ -180,7 +185,7 @@ def summary(settings: Settings, counted: Sequence[Facts], now: float) -> Facts:
     limits = budget.limits(len(counted), settings)
     return {
         "nodes": len(counted),
-        "held": sum(kinds.values()),
+        "held": sum(one["held"] for one in counted),
         "out": sum(one["owner"] in ("admin", "slurm") for one in counted),
         "silent": [one["node"] for one in counted if one["silent"]],
         "suspects": sum(one["p_lemon"] is not None for one in counted),
@@ -218,7 +223,7 @@ def _row(one: Facts, now: float) -> tuple[str, ...]:
         one["node"],
         one["state"] or "?",
         f"{one['rung']} {one['rung_state']}" if one["held"] else "-",
-        common.ago(now, one["since"]) if one["held"] else "-",
+        common.ago(now, one["since"]) if one["held"] and one["since"] else "-",
         finding_words(finding) if finding else "-",
         f"SILENT {checked}" if one["silent"] else checked,
         "-" if one["p_lemon"] is None else f"{one['p_lemon']:.0%}",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sql
 
 from slurm_gpuhealth.controller import slow
-from slurm_gpuhealth.correlate.slow import LEAST_GPUS, LEAST_NODES
+from slurm_gpuhealth.correlate.slow import HUGE, LEAST, LEAST_GPUS, LEAST_NODES, SPREAD
 from slurm_gpuhealth.store import judged, schema
+from slurm_gpuhealth.store import nodes as stored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,40 +31,46 @@ def made(db: sql.Connection, node: str, since: float, now: float) -> dict[str, A
     The same step gives the same certificate again.
     """
     table = schema.step
-    its = table.c.node == node, table.c.rung == RUNG, table.c.time >= since, table.c.outcome != "running"
-    step = db.execute(sql.select(table).where(*its).order_by(table.c.time.desc()).limit(1)).one_or_none()
+    when = table.c.time - sql.func.coalesce(table.c.clock, 0.0)
+    its = table.c.node == node, table.c.rung == RUNG, when >= since, table.c.outcome != "running"
+    step = db.execute(sql.select(table, when.label("when")).where(*its).order_by(when.desc()).limit(1)).one_or_none()
     if step is None:
         return None
     begin, end = step.time - MARGIN, step.time + (step.seconds or 0.0) + MARGIN
     figure = schema.figure
-    own = figure.c.node == node, figure.c.time >= begin, figure.c.time <= end
+    own = figure.c.node == node, figure.c.time >= begin, figure.c.time <= end, figure.c.value.is_not(None)
     last = {(row.uuid, row.name): row for row in db.execute(sql.select(figure).where(*own).order_by(figure.c.time))}
-    gpus = db.execute(sql.select(schema.gpu).where(schema.gpu.c.node == node).order_by(schema.gpu.c.gpu))
     fleet = slow.figures(db, now - slow.RECENT)
     done = {
         "node": node,
-        "time": step.time,
+        "time": step.when,
         "outcome": OUTCOMES.get(step.outcome, "not testable"),
         "message": step.message,
-        "gpus": [{"gpu": row.gpu, "uuid": row.uuid, "pci": row.pci, "serial": row.serial} for row in gpus],
+        "gpus": [{key: one[key] for key in ("gpu", "uuid", "pci", "serial")} for one in stored.gpus(db, node)],
         "figures": [_beside(row, fleet) for row in sorted(last.values(), key=lambda row: (row.name, row.gpu or 0))],
     }
-    judged.put(db, schema.certificate, {"node": node, "time": step.time}, {"data": json.dumps(done)})
+    judged.put(db, schema.certificate, {"node": node, "time": step.when}, {"data": json.dumps(done)})
     return done
 
 
 def _beside(row: Any, fleet: Sequence[Measured]) -> dict[str, Any]:
-    """A figure, and the median of the same model, tool and version on the other nodes, if they are enough."""
+    """A figure, and the median of the same model, tool and version on the other nodes, if they are enough. It is `far`
+    if it is further from it than a slow GPU's, in either direction."""
     same = [
         one
         for one in fleet
         if (one.name, one.model, one.version, one.unit) == (row.name, row.model, row.version, row.unit)
         and one.node != row.node
+        and abs(one.value) < HUGE
     ]
     enough = (
         len({one.uuid or one.node for one in same}) >= LEAST_GPUS and len({one.node for one in same}) >= LEAST_NODES
     )
     usual = median(one.value for one in same) if enough else None
+    percent = round(100 * (row.value / usual - 1)) if usual and abs(row.value) < HUGE * abs(usual) else None
+    far = usual is not None and abs(row.value - usual) > max(
+        LEAST * abs(usual), SPREAD * median(abs(one.value - usual) for one in same)
+    )
     return {
         "gpu": row.gpu,
         "uuid": row.uuid,
@@ -74,8 +81,15 @@ def _beside(row: Any, fleet: Sequence[Measured]) -> dict[str, Any]:
         "value": row.value,
         "unit": row.unit,
         "fleet": usual,
-        "percent": round(100 * (row.value / usual - 1)) if usual else None,
+        "percent": percent,
+        "far": far,
     }
+
+
+def differs(one: dict[str, Any]) -> str:
+    """How far a figure is from the fleet's, in words."""
+    percent = [] if one["percent"] is None else [f"{one['percent']:+d} %"]
+    return ", ".join([*percent, *(["far"] if one["far"] else [])]) or "-"
 
 
 def page(done: dict[str, Any]) -> str:
@@ -92,7 +106,7 @@ def page(done: dict[str, Any]) -> str:
             (
                 *(one["name"], one["gpu"], f"{one['value']:.4g} {one['unit']}"),
                 *("-" if one["fleet"] is None else f"{one['fleet']:.4g}",),
-                *("-" if one["percent"] is None else f"{one['percent']:+d} %", f"{one['tool']} {one['version']}"),
+                *(differs(one), f"{one['tool']} {one['version']}"),
             )
         )
         for one in done["figures"]
@@ -106,7 +120,7 @@ table {{ border-collapse: collapse; margin: 1em 0; }}
 td, th {{ border: 1px solid #bbb; padding: .2em .6em; text-align: left; }}
 </style></head><body>
 <h1>{escape(done["node"])}: {escape(done["outcome"])}</h1>
-<p>DCGM level 4 and the tests of other tools, {when}: {escape(done["message"])}</p>
+<p>{when}: {escape(done["message"])}</p>
 <table>{row(("GPU", "UUID", "PCI", "Serial"), "th")}
 {chr(10).join(gpus)}</table>
 <table>{row(("Figure", "GPU", "Value", "Fleet", "Differs", "Tool"), "th")}

@@ -90,7 +90,7 @@ class _Taking:
             self.trouble.append(f"{name}, line {number}: skipped: {why}")
 
     def save(self, db: Connection) -> None:
-        self.batch.save(db)
+        self.batch.save(db, self.now)
         if self.bad:
             db.execute(schema.skipped.insert(), self.bad)
         self.rows += self.batch.size

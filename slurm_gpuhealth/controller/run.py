@@ -26,12 +26,13 @@ from slurm_gpuhealth.store import judged, query, schema
 from slurm_gpuhealth.store.open import alone, lock, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any, TypeVar
 
     from slurm_gpuhealth.config.settings import Settings
     from slurm_gpuhealth.outcomes import Suspicion, Verdict
 
+    Item = TypeVar("Item")
 
 KEPT = (NodeState, AppState, FleetState, Case, Record, Incident, Attempt)
 SET = 1_700_000_000.0
@@ -98,9 +99,9 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
     unacted = _begin_to_act(engine, now) if act else ""
     anew = _begin_anew(engine, f"{LAYOUT} {len(settings.suspicion.hazards)}")
     verdicts, again, suspects = judge(engine, settings, leaves, now)
-    behind = slow.look(engine, now)
-    clocks.look(engine, settings.slow, now)
-    standing = hung.look(engine, settings, now, trouble)
+    behind = _unless_it_fails(lambda: slow.look(engine, now), "the figures of tests", trouble)
+    _unless_it_fails(lambda: clocks.look(engine, settings.slow, now), "the clocks of jobs", trouble)
+    standing = _unless_it_fails(lambda: hung.look(engine, settings, now, trouble), "the jobs that run", trouble) or ()
     with engine.begin() as db:
         due = abs(now - float(judged.get_cursor(db, "pruned") or 0)) > 86400
         if due:
@@ -119,11 +120,20 @@ def _once(engine: sql.Engine, settings: Settings, now: float, act: bool) -> Done
             trouble.append(f"the store has jobs of several clusters ({', '.join(clusters)}): no action is taken")
         else:
             actions.after(action_log.Act(settings, engine, now), list(latest.values()), suspects, standing)
-            if settings.mode == "enforce" and settings.sources.tools != "off":
+            if behind is not None and settings.mode == "enforce" and settings.sources.tools != "off":
                 slow.tell(engine, settings, behind)
         with engine.begin() as db:
             judged.put_cursor(db, "unacted", "")
     return Done(taken.rows, attempts, len(verdicts), len(again), len(suspects), tuple(trouble))
+
+
+def _unless_it_fails(look: Callable[[], Item], what: str, trouble: list[str]) -> Item | None:
+    """What `look` returns. Nodes measured what it looks at: if it fails, that is trouble, and the run goes on."""
+    try:
+        return look()
+    except Exception as error:
+        trouble.append(f"{what} could not be judged: {type(error).__name__}: {error}")
+        return None
 
 
 def _leaves(engine: sql.Engine, settings: Settings, trouble: list[str]) -> Mapping[str, Sequence[str]]:

@@ -142,17 +142,26 @@ def examine_controller(settings: Settings, here: bool, now: float) -> Iterator[L
         return
     from slurm_gpuhealth import child
 
-    probed = child.probe(lambda: silent(settings, now), timeout=settings.store.timeout) if ran else None
+    probed = (
+        child.probe(lambda: silent(settings, now), timeout=settings.store.timeout + settings.slurm.timeout)
+        if ran
+        else None
+    )
     yield from judge_controller(ran, probed.value or {} if probed else {}, probed.error or "" if probed else "", now)
 
 
 def silent(settings: Settings, now: float) -> dict[str, Any]:
     """What `query.silent` returns."""
+    from slurm_gpuhealth.slurm import control
     from slurm_gpuhealth.store import open as opening
     from slurm_gpuhealth.store import query
 
+    try:
+        there = control.counted(settings.slurm, settings.drain.nodes)
+    except control.SlurmError:
+        there = None
     with opening.reading(opening.open_store(settings)) as db:
-        return query.silent(db, now, settings.store.heartbeat)
+        return query.silent(db, now, settings.store.heartbeat, there)
 
 
 def judge_controller(ran: float, facts: Mapping[str, Any], error: str, now: float) -> Iterator[Line]:

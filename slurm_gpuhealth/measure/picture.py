@@ -64,7 +64,7 @@ def _bars(one: dict[str, Any]) -> str:
     bars, last = "", 0
     for value in watts:  # a bin without a sample is as the one before
         last = value if value is not None else last
-        bars += BARS[min(len(BARS) - 1, last * len(BARS) // (top + 1))]
+        bars += BARS[min(len(BARS) - 1, int(last * len(BARS) / (top + 1)))]
     return bars
 
 

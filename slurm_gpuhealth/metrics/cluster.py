@@ -59,13 +59,15 @@ def gather(db: Connection, settings: Settings, now: float) -> tuple[dict[str, Va
     """The values of CLUSTER but those of the run; and the node time of the days that are over, to be kept."""
     began = time.monotonic()
     days = _node_time(db, now)
-    silent = query.silent(db, now, settings.store.heartbeat)
+    of_slurm = _slurm(settings, now)
+    there = _there(settings) if len(of_slurm) > 1 else None  # slurmctld answers
+    silent = query.silent(db, now, settings.store.heartbeat, there)
     found: dict[str, Values] = {
         "gpuhealth_cluster_build_info": {(slurm_gpuhealth.__version__,): 1},
         "gpuhealth_cluster_reporting_nodes": {(): silent["nodes"]},
         "gpuhealth_cluster_silent_nodes": {(): len(silent["silent"])},
-        **_slurm(settings, now),
-        **_suspects(db),
+        **of_slurm,
+        **_suspects(db, there),
         **_verdicts(db, now),
         **_mtbf(db, days),
         **{
@@ -102,8 +104,15 @@ def _slurm(settings: Settings, now: float) -> dict[str, Values]:
     }
 
 
-def _suspects(db: Connection) -> dict[str, Values]:
-    found = judged.suspicions(db)
+def _there(settings: Settings) -> frozenset[str] | None:
+    try:
+        return control.counted(settings.slurm, settings.drain.nodes)
+    except control.SlurmError:
+        return None
+
+
+def _suspects(db: Connection, there: frozenset[str] | None) -> dict[str, Values]:
+    found = [one for one in judged.suspicions(db) if there is None or one.node in there]
     due = [one.rung or "none" for one in found]
     return {
         "gpuhealth_cluster_suspect_nodes": {(rung,): due.count(rung) for rung in DUE},

@@ -206,7 +206,8 @@ CLUSTER: Table = {
     ),
     "gpuhealth_cluster_silent_nodes": (
         *("gauge", ()),
-        "Nodes that missed three heartbeats, or shipped nothing about a GPU job that ended there 1 to 24 hours ago.",
+        "Nodes that missed three heartbeats, never shipped, or shipped nothing about a GPU job that ended there 1 to 24"
+        " h ago.",
         "`gpuhealth doctor` on the controller names them: do their hooks run, does the store answer?",
     ),
     "gpuhealth_cluster_suspect_nodes": (

@@ -276,6 +276,12 @@ def holds(slurm: settings.Slurm, group: str = "", name: str = "") -> tuple[list[
         raise Refused("drain.nodes", 0, f"{error} by the budget (drain.nodes is {group!r}; empty: Gres=gpu)") from None
 
 
+def counted(slurm: settings.Slurm, group: str = "") -> frozenset[str]:
+    """The nodes in `group` (a hostlist; "": all with GPUs): those that `holds` counts."""
+    text = _ask(slurm, slurm.sinfo, "-h", "-a", "-N", "-o", "%N|%G", *(["-n", group] if group else []))
+    return records.parse_counted(text, every=bool(group))
+
+
 def known(slurm: settings.Slurm, names: Sequence[str]) -> set[str]:
     """The nodes of `names` that Slurm has; sinfo ignores the others."""
     which = ",".join(name for name in names if name and reasons.WORD.issuperset(name))

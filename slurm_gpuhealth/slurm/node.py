@@ -69,6 +69,12 @@ class NodeRecord:
         return reasons.parse(self.reason) if self.owner == "us" else None
 
     @property
+    def counts(self) -> Reason | None:
+        """Our reason while the node is out of service, as the budget counts it (`parse_holds`): also if the hold is not
+        ours any more, because an admin has set the node to FAIL or it is DOWN."""
+        return reasons.parse(self.reason) if self.owner != "none" else None
+
+    @property
     def has_job(self) -> bool:
         """Whether a job is here, or is ending: its epilog still runs."""
         return bool(self.alloc_cpus or self.alloc_tres or "COMPLETING" in self.flags)
@@ -320,6 +326,12 @@ def parse_holds(text: str, every: bool, one: str = "") -> tuple[list[Hold], int]
         raise ValueError(f"{one} is not among the {len(seen)} nodes that are counted")
     read = {node: reasons.parse(reason) for node, reason in seen.items()}
     return [Hold(node, ours, times[node]) for node, ours in read.items() if ours], len(seen)
+
+
+def parse_counted(text: str, every: bool) -> frozenset[str]:
+    """`sinfo -h -a -N -o '%N|%G'`: the nodes that `parse_holds` counts."""
+    rows = (line.partition("|") for line in text.splitlines())
+    return frozenset(node for node, _, gres in rows if every or re.search(r"\bgpu\b", gres))
 
 
 def _parse_reason(rest: str) -> tuple[str, str, float, str]:

@@ -185,7 +185,7 @@ def _within(attempt: Mapping[str, Any], row: Any) -> bool:
 
 def gpu_index(db: Connection, node: str | None, gpu: object) -> int | None:
     """NVML's index of a GPU of this node, by its UUID; None if the node has not shipped it."""
-    if isinstance(gpu, int) or str(gpu).isdigit():
+    if isinstance(gpu, int) or (str(gpu).isdecimal() and len(str(gpu)) < 9):
         return int(str(gpu))
     table = schema.gpu
     found = db.execute(sql.select(table.c.gpu).where(table.c.node == node, table.c.uuid == gpu)).scalar()

@@ -33,12 +33,11 @@ def heads(db: Connection) -> dict[str, Row]:
     """Node → its newest journal, when it was `heard` last (None: not yet), and the columns of `schema.ABOUT`."""
     table = schema.node
     found: dict[str, Row] = {}
-    wanted = [table.c[name] for name in ("node", "journal", "last_shipped", "clock_offset", *schema.ABOUT)]
+    wanted = [table.c[name] for name in ("node", "journal", "last_shipped", *schema.ABOUT)]
     for row in db.execute(select(*wanted).order_by(table.c.last_shipped.is_not(None), table.c.last_shipped)):
-        heard = None if row.last_shipped is None else row.last_shipped - (row.clock_offset or 0.0)
         found[row.node] = {
             "journal": row.journal,
-            "heard": heard,
+            "heard": row.last_shipped,
             **{name: row._mapping[name] for name in schema.ABOUT},
         }
     return found
@@ -69,7 +68,7 @@ def findings(db: Connection, names: Collection[str], since: float, until: float 
         where.append(table.c.severity.in_(wanted["severities"]))
     if (gpu := wanted.get("gpu")) is not None:
         same = [table.c.uuid == gpu, table.c.pci == gpu]
-        where.append(or_(*same, table.c.gpu == int(gpu)) if gpu.isdigit() and len(gpu) < 9 else or_(*same))
+        where.append(or_(*same, table.c.gpu == int(gpu)) if gpu.isdecimal() and len(gpu) < 9 else or_(*same))
     found = _findings(db, where, names)
     for one in found:
         del one["journal"]

@@ -12,7 +12,7 @@ from slurm_gpuhealth.outcomes import Event
 from slurm_gpuhealth.store import schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from typing import Any
 
     from sqlalchemy import Connection, Engine, Row, Table
@@ -21,6 +21,8 @@ OF_INTEREST = ("xid", "sxid", "aer", "ib")
 """Sources whose findings are evidence about a job even if they are not a fault of the node."""
 ELSEWHERE = ("test", "repair", "drain", "gpu")
 """Sources of events with their own tables, and gpu:slow, which says nothing about a job's end: not events."""
+BEATS = 3
+"""A node that missed so many heartbeats is silent; one of an older version sends none."""
 CODE = 100
 """The most characters of a code: Python refuses numbers with thousands of digits."""
 
@@ -77,19 +79,24 @@ def clusters(db: Connection, since: float) -> list[str]:
     return sorted(db.execute(select(table.c.cluster).where(table.c.end >= since).distinct()).scalars())
 
 
-def silent(db: Connection, now: float, heartbeat: float) -> dict[str, Any]:
+def silent(db: Connection, now: float, heartbeat: float, there: Collection[str] | None) -> dict[str, Any]:
     """The number of `nodes` in the store, and the `silent` nodes: they missed three heartbeats, or shipped nothing for
-    an hour after a GPU job. A node that said nothing for a week is taken for removed."""
+    an hour after a GPU job.
+
+    `there`: Slurm's nodes; also those that never shipped are silent. None: it does not answer; then a node that said
+    nothing for a week is taken for removed.
+    """
     node, job, of = schema.node.c, schema.attempt_node.c, schema.attempt.c
     same = [job[name] == of[name] for name in ("cluster", "job", "attempt")]
     last = select(node.node, func.max(node.last_shipped)).group_by(node.node)
-    heard = dict(db.execute(last).all())
+    heard = {name: when or 0.0 for name, when in db.execute(last)}
     ended = of.end > now - 86400, of.end < now - 3600, of.gpu_seconds > 0
     ends = db.execute(select(job.node, func.max(job.end)).where(*same, *ended).group_by(job.node))
-    beats = select(node.node).where(node.gpuhealth != "").distinct()  # an older version sends no heartbeats
-    begin, end = now - 7 * 86400, now - 3 * heartbeat
-    missed = {name for name in db.execute(beats).scalars() if begin < (heard.get(name) or 0) < end}
-    owing = {name for name, ended in ends if (heard.get(name) or 0) < ended}
+    older = heard.keys() - set(db.execute(select(node.node).where(node.gpuhealth != "")).scalars())
+    begin, end = now - 7 * 86400, now - BEATS * heartbeat
+    expected = [name for name in heard if heard[name] > begin] if there is None else there
+    missed = {name for name in expected if name not in older and heard.get(name, 0.0) < end}
+    owing = {name for name, ended in ends if heard.get(name, 0.0) < ended and (there is None or name in there)}
     return {"nodes": len(heard), "silent": sorted(missed | owing)}
 
 

@@ -28,6 +28,16 @@ LONGEST = 4 << 20
 """The most bytes of a line."""
 TEXT = 1 << 18
 """The most characters of one value."""
+KEYED = 500
+"""The most bytes of a text in a key or an index: PostgreSQL's take 2704."""
+WORD = 64
+"""The most characters of a version and its like."""
+TIME = 0.0, 4102444800.0
+"""The least and the most of a time: 1970 to 2100."""
+CLOCK = -TIME[1], TIME[1]
+"""Of how many seconds a clock is ahead, and a test takes. A host whose clock was never set begins in 1970."""
+BOUNDS = {"clock": CLOCK, "seconds": CLOCK} | dict.fromkeys(("value", "acked"), (-math.inf, math.inf))
+"""The least and the most of a column of floats; others are times. An admin may acknowledge until the year 9999."""
 CLOCKS = 9
 """How many measurements of a node's clock are kept; their median counts."""
 RENEWS = {"finding": "severity", "diagnostic": "outcome", "step": "outcome", "run": "ended"}
@@ -35,6 +45,12 @@ RENEWS = {"finding": "severity", "diagnostic": "outcome", "step": "outcome", "ru
 KEY = ("node", "journal", "id", "sub")
 NODE = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 """One node's name; later, `n[1-9]` would mean nine nodes."""
+INDEXED = frozenset(
+    column
+    for table in (*schema.SHIPPED.values(), schema.gpu)
+    for columns in (table.primary_key.columns, *(index.columns for index in table.indexes))
+    for column in columns
+)
 
 
 class Batch:
@@ -75,7 +91,8 @@ class Batch:
         if known is None or known["seq"] < row["seq"]:
             self.rows[kind][key] = row
 
-    def save(self, db: Connection) -> None:
+    def save(self, db: Connection, now: float) -> None:
+        """`now`: the controller's."""
         taken = _numbers(db, sum(map(len, self.rows.values())) + sum(len(head["gpus"]) for head in self.heads))
         for kind, rows in self.rows.items():
             for row in rows.values():
@@ -85,7 +102,7 @@ class Batch:
         for (node, journal), seq in self.last.items():
             _position(db, node, journal, seq)
         for head in self.heads:
-            taken = _save_head(db, head, taken)
+            taken = _save_head(db, head, taken, now)
 
 
 def _parsed(line: bytes) -> Row:
@@ -119,12 +136,15 @@ def _value(column: Column[Any], value: Any, kind: str) -> Any:
             return None if column.nullable else ""
         raise wrong
     if isinstance(column.type, Float):
-        return _float(value, wrong)
+        return _float(value, wrong, *BOUNDS.get(column.name, TIME))
     if isinstance(column.type, (Integer, BigInteger)):
         return _integer({column.name: value}, column.name, type(column.type))
     if not isinstance(value, str):
         raise wrong
-    return text(value)
+    value = text(value)
+    if column in INDEXED and len(value.encode()) > KEYED:
+        raise ValueError(f"{kind}.{column.name} is longer than {KEYED} bytes")
+    return value
 
 
 def text(value: str) -> str:
@@ -132,14 +152,14 @@ def text(value: str) -> str:
     return value[:TEXT].replace("\0", "?").encode("utf-8", "replace").decode()
 
 
-def _float(value: Any, wrong: ValueError) -> float:
+def _float(value: Any, wrong: ValueError, least: float, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise wrong
     try:
         number = float(value)
     except OverflowError:
         raise wrong from None
-    if not math.isfinite(number):
+    if not math.isfinite(number) or not least <= number <= most:
         raise wrong
     return number
 
@@ -163,16 +183,16 @@ def _head(record: Row) -> Row:
     if about is not None and not isinstance(about, dict):
         raise wrong
     return {
-        "time": _float(record.get("time"), wrong),
-        "clock": _float(record.get("clock"), wrong),
+        "time": _float(record.get("time"), wrong, *TIME),
+        "clock": _float(record.get("clock"), wrong, *CLOCK),
         "dropped": [
             _integer({"dropped": dropped[0]}, "dropped", BigInteger),
-            *(_float(one, wrong) for one in dropped[1:]),
+            *(_float(one, wrong, *TIME) for one in dropped[1:]),
         ]
         if dropped
         else None,
         "gpus": [_gpu(one, wrong) for one in gpus or ()],
-        "about": {name: _value(schema.node.c[name], about.get(name), "about") for name in schema.ABOUT}
+        "about": {name: _value(schema.node.c[name], about.get(name), "about")[:WORD] for name in schema.ABOUT}
         if about
         else {},
     }
@@ -221,26 +241,28 @@ def _position(db: Connection, node: str, journal: str, seq: int) -> None:
     )
 
 
-def _save_head(db: Connection, head: Row, taken: int) -> int:
-    """Returns the last number of arrival that was used."""
+def _save_head(db: Connection, head: Row, taken: int, now: float) -> int:
+    """Returns the last number of arrival that was used. A head was sent at the latest `now`, whatever its node's clock
+    said: else it would hide every later head for years."""
     table = schema.node
     mine = (table.c.node == head["node"], table.c.journal == head["journal"])
     known = db.execute(select(table.c.clocks, table.c.last_shipped).where(*mine)).one()
-    if known.last_shipped is None or head["time"] > known.last_shipped:
+    sent, last = head["time"] - head["clock"], known.last_shipped
+    if last is None or last > now or sent > last:
         clocks = [*json.loads(known.clocks), head["clock"]][-CLOCKS:]
-        values = {"clocks": json.dumps(clocks), "clock_offset": median(clocks), "last_shipped": head["time"]}
+        values = {"clocks": json.dumps(clocks), "clock_offset": median(clocks), "last_shipped": min(sent, now)}
         values |= head["about"]
         if head["dropped"]:
             values |= dict(zip(("dropped", "dropped_from", "dropped_to"), head["dropped"]))
         db.execute(update(table).where(*mine).values(**values))
     for gpu in head["gpus"]:
-        taken += _save_gpu(db, head, gpu, taken + 1)
+        taken += _save_gpu(db, head, gpu, taken + 1, min(sent, now))
     return taken
 
 
-def _save_gpu(db: Connection, head: Row, gpu: Row, taken: int) -> int:
+def _save_gpu(db: Connection, head: Row, gpu: Row, taken: int, when: float) -> int:
     """Returns 1 if the GPU is new here; its row then names the GPU that it replaced in its slot."""
-    table, when = schema.gpu, head["time"] - head["clock"]
+    table = schema.gpu
     mine = (table.c.node == head["node"], table.c.uuid == gpu["uuid"])
     first = db.execute(select(table.c.first).where(*mine)).scalar()
     if first is not None:

@@ -63,7 +63,7 @@ node = Table(
     Column("position", Big, nullable=False, server_default="0"),  # the last seq taken in
     Column("clock_offset", Float),  # seconds ahead, the median of the last `clocks`
     Column("clocks", Text, nullable=False, server_default="[]"),
-    Column("last_shipped", Float),
+    Column("last_shipped", Float),  # by the controller's clock
     Column("dropped", Big, nullable=False, server_default="0"),  # records that its full outbox lost: how many,
     Column("dropped_from", Float),  # and from which time
     Column("dropped_to", Float),

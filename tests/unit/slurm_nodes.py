@@ -25,6 +25,7 @@ class Slurm:
             "set_remarks",
             "set_text",
             "holds",
+            "counted",
             "jobs",
             "known",
         ):
@@ -68,6 +69,9 @@ class Slurm:
     def holds(self, slurm, group="", name=""):
         held = [(one.name, parse(one.reason), one.reason_time) for one in self.nodes.values()]
         return [Hold(*one) for one in held if one[1]], 100
+
+    def counted(self, slurm, group=""):
+        return frozenset(name for name, one in self.nodes.items() if group or "gpu" in one.gres)
 
     def known(self, slurm, names):
         return set(names) & set(self.nodes)

@@ -69,6 +69,46 @@ def test_a_certificate_has_each_figure_beside_the_fleets_and_is_kept(store, meas
     assert (row.node, row.time, json.loads(row.data)) == ("n1", NOW, done)
 
 
+def test_only_the_gpus_that_are_there_now_are_certified(store):
+    gone = {"node": "n1", "uuid": "GPU-0", "gpu": 0, "pci": "0000:1b:00", "serial": "111"}
+    with store.begin() as db:
+        db.execute(schema.gpu.insert().values(**gone, first=1.0, last=NOW - 900, taken=1))
+    step(store)
+    assert [one["uuid"] for one in made(store)["gpus"]] == ["GPU-1"]
+
+
+def test_a_step_counts_by_the_controllers_clock(store):
+    step(store, time=NOW - 300, clock=-320.0)
+    step(store, number=2, time=NOW + 900, clock=1000.0)
+    done = made(store, since=NOW)
+    assert done["time"] == NOW + 20
+    assert made(store, since=NOW + 30) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(None, None), (1e308, "far"), (5e-324, "-100 %, far"), (-1.0, "-102 %, far")]
+)
+def test_a_figure_that_no_gpu_can_have_is_shown_as_it_is(run, store, measured, tmp_path, value, shown):
+    step(store)
+    with store.begin() as db:
+        own = schema.figure.c.node == "n1", schema.figure.c.gpu == 0
+        db.execute(schema.figure.update().where(*own).values(value=value))
+        db.execute(schema.figure.update().where(schema.figure.c.node == "n5").values(value=value))
+    done = run[1]("--certificate", "n1", "--html", str(tmp_path))
+    assert done.exit_code == 0
+    assert [certificate.differs(one) for one in made(store)["figures"] if one["gpu"] == 0] == ([shown] if shown else [])
+    json.loads(json.dumps(made(store), allow_nan=False))
+
+
+def test_what_can_not_be_written_is_said_after_what_can_be_printed(run, store, tmp_path):
+    for number, name in enumerate(("n1", "n2"), 1):
+        step(store, node=name, number=number)
+    (tmp_path / "n1.html").mkdir()
+    done = run[1]("--certificate", "n1", "n2", "--html", str(tmp_path))
+    assert (done.exit_code, done.output.count(": fit (")) == (1, 2)
+    assert f"Error: {tmp_path}/n1.html can't be written: Is a directory" in done.output
+
+
 def test_a_small_fleet_is_nothing_to_compare_with(store, monkeypatch):
     monkeypatch.setattr("tests.unit.test_figures.NOW", NOW)
     fleet(store, nodes=3)
@@ -103,7 +143,7 @@ def test_the_page_is_one_file_in_which_nothing_of_a_node_is_markup(store, measur
         True,
         False,
     )
-    assert "<td>dcgm.gflops</td><td>0</td><td>41.2 TFLOPS</td><td>52.05</td><td>-21 %</td>" in text
+    assert "<td>dcgm.gflops</td><td>0</td><td>41.2 TFLOPS</td><td>52.05</td><td>-21 %, far</td>" in text
 
 
 @pytest.fixture
@@ -139,7 +179,7 @@ def test_a_certificate_is_shown_and_its_outcome_is_the_exit_code(run, store, mea
     done = accept_("--certificate", "n1", "--html", str(tmp_path))
     assert (done.exit_code, slurm.orders) == (0, [])
     row = next(line for line in done.output.splitlines() if "41.2" in line)
-    assert row.split() == ["dcgm.gflops", "0", "41.2", "TFLOPS", "52.05", "-21", "%", "dcgm", "4.4.1"]
+    assert row.split() == ["dcgm.gflops", "0", "41.2", "TFLOPS", "52.05", "-21", "%,", "far", "dcgm", "4.4.1"]
     assert (tmp_path / "n1.html").read_text().startswith("<!DOCTYPE html>")
     step(store, number=2, time=NOW + 10, outcome="fail")
     done = accept_("--certificate", "n1", "--json")

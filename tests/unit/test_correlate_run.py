@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from slurm_gpuhealth.commands import common
 from slurm_gpuhealth.commands.gpuhealth import main
-from slurm_gpuhealth.config.settings import Correlate, Place, Store
+from slurm_gpuhealth.config.settings import Correlate, Place, Sources, Store
 from slurm_gpuhealth.controller import run
 from slurm_gpuhealth.controller.accounting import Taken
 from slurm_gpuhealth.frozen import replace
@@ -383,6 +383,23 @@ def test_what_a_killed_run_had_judged_and_not_acted_upon_the_next_one_acts_upon(
     for later in (60, 120):
         run.once(given, NOW + later)
     assert told == [[7], []]
+
+
+@pytest.mark.parametrize("which", ["slow", "clocks"])
+def test_speeds_that_can_not_be_compared_are_trouble_and_stop_nothing(given, engine, monkeypatch, which):
+    acted, told = [], []
+    monkeypatch.setattr(run.accounting, "take_in", lambda *_: Taken())
+    monkeypatch.setattr(run.topology, "leaves", lambda _: {})
+    monkeypatch.setattr(run.actions, "after", lambda *_: acted.append(True))
+    monkeypatch.setattr(run.slow, "tell", lambda *_: told.append(True))
+
+    def fail(*_):
+        raise OverflowError("too large")
+
+    monkeypatch.setattr(getattr(run, which), "look", fail)
+    said = run.once(replace(given, mode="enforce", sources=Sources(tools="enforce")), NOW).trouble
+    assert (acted, "OverflowError: too large" in " ".join(said)) == ([True], True)
+    assert told == ([True] if which == "clocks" else [])  # else each node's Extra would be emptied
 
 
 @pytest.mark.parametrize(("cluster", "acts"), [("lab", True), ("other", False)])

@@ -44,6 +44,10 @@ def tokyo(monkeypatch):
         ("1120", "2026-11-19 15:00:00"),
         ("112025", "2025-11-19 15:00:00"),
         ("08:30", "2026-11-20 23:30:00"),
+        ("14:30Z", "2026-11-21 14:30:00"),
+        ("02/29", "2024-02-28 15:00:00"),
+        ("02/29-14:30Z", "2024-02-29 14:30:00"),
+        ("00:30 AM", "2026-11-20 15:30:00"),
         ("02:30pm", "2026-11-21 05:30:00"),
         ("12:05 AM", "2026-11-20 15:05:00"),
         ("today", "2026-11-20 15:00:00"),
@@ -56,7 +60,22 @@ def test_what_sacct_takes_is_taken_and_ages_too(text, utc):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "yesterday", "2026-02-31", "25:00", "7 parsecs", "now-", "now-2x", "13/01", "9" * 400 + "d", "-7d"]
+    "text",
+    [
+        "",
+        "yesterday",
+        "2026-02-31",
+        "25:00",
+        "13:00 PM",
+        "02/30",
+        "02/29/25",
+        "7 parsecs",
+        "now-",
+        "now-2x",
+        "13/01",
+        "9" * 400 + "d",
+        "-7d",
+    ],
 )
 def test_what_is_no_date_is_refused_with_an_example(text):
     @click.command()
@@ -67,3 +86,8 @@ def test_what_is_no_date_is_refused_with_an_example(text):
     done = CliRunner().invoke(command, [f"--since={text}"])
     assert done.exit_code == 2
     assert "now-2hours" in done.output
+
+
+def test_a_clock_time_in_utc_is_of_the_day_in_utc():
+    late = NOW - 3600  # 23:13 in UTC, the next morning here
+    assert time.strftime("%d %H:%M", time.gmtime(dates.parse("14:30Z", late))) == "20 14:30"

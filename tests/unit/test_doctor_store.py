@@ -9,6 +9,7 @@ import sqlalchemy as sql
 from slurm_gpuhealth.config.settings import Correlate, Paths, Settings, Store
 from slurm_gpuhealth.doctor import store
 from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.slurm import control
 from slurm_gpuhealth.slurm.node import parse_config
 from slurm_gpuhealth.store import schema
 from slurm_gpuhealth.store.open import open_store
@@ -154,7 +155,21 @@ def test_on_the_controller_it_is_told_whether_correlate_runs_and_hears_of_the_no
     assert all(line.remedy for line in lines if line.level == "warn")
 
 
-def test_a_node_that_tells_nothing_of_the_gpu_jobs_that_ended_there_is_named(tmp_path):
+@pytest.fixture
+def there(monkeypatch):
+    """Slurm's nodes; it does not answer until a test sets them."""
+    found = []
+
+    def counted(*_):
+        if not found:
+            raise control.ControllerDown("no answer")
+        return frozenset(found)
+
+    monkeypatch.setattr(control, "counted", counted)
+    return found
+
+
+def test_a_node_that_tells_nothing_of_the_gpu_jobs_that_ended_there_is_named(tmp_path, there):
     now = 1_795_220_000.0
     settings = replace(FILES, store=replace(FILES.store, database=str(tmp_path / "store/cluster.db")))
     with open_store(settings).begin() as db:
@@ -167,7 +182,7 @@ def test_a_node_that_tells_nothing_of_the_gpu_jobs_that_ended_there_is_named(tmp
     assert store.silent(settings, now) == {"nodes": 2, "silent": ["n2"]}
 
 
-def test_a_node_that_missed_three_heartbeats_is_named_until_it_is_taken_for_removed(tmp_path):
+def test_a_node_that_missed_three_heartbeats_is_named_until_it_is_taken_for_removed(tmp_path, there):
     now = 1_795_220_000.0
     settings = replace(FILES, store=replace(FILES.store, database=str(tmp_path / "store/cluster.db"), heartbeat=600))
     with open_store(settings).begin() as db:
@@ -175,6 +190,8 @@ def test_a_node_that_missed_three_heartbeats_is_named_until_it_is_taken_for_remo
             row = {"node": name, "journal": "j", "last_shipped": now - ago, "gpuhealth": version}
             db.execute(sql.insert(schema.node).values(**row))
     assert store.silent(settings, now) == {"nodes": 4, "silent": ["n2"]}
+    there += ["n1", "n3", "n4", "n5"]
+    assert store.silent(settings, now) == {"nodes": 4, "silent": ["n4", "n5"]}
 
 
 def test_a_node_where_correlate_does_not_run_and_a_cluster_without_a_store_hear_nothing_of_it(tmp_path):

@@ -348,6 +348,15 @@ def test_a_gpu_that_was_slower_than_the_others_is_said_to_be_with_the_reason(ask
     assert sum("others' clock" in line for line in said) == 1
 
 
+@pytest.mark.parametrize("watts", [3.5, 610.0, 5e-324, 9e11])
+def test_watts_with_a_fraction_are_watts(ask, watts):
+    one = used((60, 610, 98))
+    ship_use(ask.store, **{"GPU-3": {**one, "series": {**one["series"], "watts": [watts, None]}}, "²": one})
+    done = ask("7")
+    assert (done.exit_code, done.exception) == (0, None)
+    assert any("n1 GPU3 " in line for line in done.output.splitlines())
+
+
 @pytest.mark.parametrize("wrong", ["[" * 5000, "null", '{"GPU-3": {}}', '{"GPU-3": 5}', "{"])
 def test_a_use_that_no_node_of_ours_wrote_is_left_out(ask, wrong):
     good = {"GPU-3": used((60, 610, 98))}

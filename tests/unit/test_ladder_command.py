@@ -49,7 +49,8 @@ def test_a_node_that_is_down_with_our_reason_left_on_it_is_not_held_and_gpu_0_is
     code, text = run()
     rows = [line.split() for line in text.splitlines()]
     assert (code, text.splitlines()[0]) == (0, "1 of 100 nodes are held by gpuhealth")
-    assert [row[:3] for row in rows[2:]] == [["n1", "Xid79", "0"]]
+    assert text.splitlines()[1].endswith(" budget, by gpuhealth's reason, until they are in service again: n2 (DOWN)")
+    assert [row[:3] for row in rows[3:]] == [["n1", "Xid79", "0"]]
     assert [json.loads(line)["node"] for line in run("--json")[1].splitlines()] == ["n1"]
 
 

@@ -36,6 +36,7 @@ def engine(given):
 @pytest.fixture
 def held(monkeypatch):
     monkeypatch.setattr(control, "holds", lambda *_: metered.holds(NOW))
+    monkeypatch.setattr(control, "counted", lambda *_: frozenset(("n1", "n2", "n3")))
 
 
 def told(given, engine, now=NOW):

@@ -9,9 +9,12 @@ from click.testing import CliRunner
 from slurm_gpuhealth.commands import common, findings, ladder, nodes, resume, status
 from slurm_gpuhealth.config.settings import Store
 from slurm_gpuhealth.frozen import replace
+from slurm_gpuhealth.metrics import cluster
+from slurm_gpuhealth.outcomes import Suspicion
 from slurm_gpuhealth.slurm import control
-from slurm_gpuhealth.slurm.reason import stamp
-from slurm_gpuhealth.store import open, schema
+from slurm_gpuhealth.slurm.node import parse_holds
+from slurm_gpuhealth.slurm.reason import stamp, write
+from slurm_gpuhealth.store import judged, open, schema
 from tests.unit.slurm_nodes import FAULT as LOST
 from tests.unit.slurm_nodes import Slurm
 
@@ -53,10 +56,10 @@ def put(run, table, **row):
         db.execute(table.insert().values(**row))
 
 
-def ship(run, name, journal="ab12", ago=60.0, clock=0.0, **about):
+def ship(run, name, journal="ab12", ago=60.0, **about):
     about = {"gpuhealth": "0.1.0", "driver": "580.1", "mode": "enforce", **about}
-    heard = None if ago is None else NOW - ago + clock
-    put(run, schema.node, node=name, journal=journal, last_shipped=heard, clock_offset=clock, **about)
+    heard = None if ago is None else NOW - ago
+    put(run, schema.node, node=name, journal=journal, last_shipped=heard, **about)
 
 
 def find(run, name, seq=1, journal="ab12", ago=100.0, **more):
@@ -91,6 +94,18 @@ def test_a_line_a_node_in_natural_order_and_above_it_what_is_held_and_what_diffe
     assert "Xid79 on GPU 3. DCGM level 3 comes next." in lines[6]
 
 
+@pytest.mark.parametrize(
+    ("base", "flags", "sinfo"),
+    [("IDLE", "DRAIN", "drained"), ("IDLE", "DRAIN FAIL", "drained"), ("IDLE", "FAIL", "fail"), ("DOWN", "", "down*")],
+)
+def test_the_budget_is_counted_as_a_node_counts_it_before_it_drains(run, slurm, base, flags, sinfo):
+    slurm.add("n1", base=base, flags=flags, reason=FAULT)
+    slurm.add("n2", reason=FAULT)  # in service: its reason has outlived its drain
+    text = f"n1|gpu:8|{NOW}|{sinfo}|{write(FAULT)}\nn2|gpu:8|{NOW}|idle|{write(FAULT)}\n"
+    budgets = told(run)[1]["budget"]
+    assert budgets["lost"]["used"] == len(parse_holds(text, every=False)[0]) == 1
+
+
 @pytest.mark.parametrize(("ago", "silent"), [(3 * 1800 - 60, False), (3 * 1800 + 60, True), (None, True)])
 def test_a_node_is_silent_after_three_heartbeats(run, slurm, ago, silent):
     slurm.add("n1")
@@ -110,10 +125,25 @@ def test_a_node_that_never_shipped_is_silent_and_one_of_an_older_version_can_not
     assert summary["differ"] == {}
 
 
-def test_a_clock_that_is_ahead_makes_no_node_silent_or_young(run, slurm):
-    slurm.add("n1")
-    ship(run, "n1", clock=-9000.0)
-    assert told(run)[0]["n1"]["checked"] == pytest.approx(NOW - 60)
+def test_the_metrics_call_the_same_nodes_silent(run, slurm, settings):
+    for name in ("here", "new", "week", "owes", "older"):
+        slurm.add(name)
+    slurm.add("login", gres="")
+    for name, ago, version in (("here", 60, "1"), ("week", 9e5, "1"), ("owes", 5000, "1"), ("older", 9e5, "")):
+        ship(run, name, ago=ago, gpuhealth=version)
+    for name in ("gone", "login"):
+        ship(run, name, ago=9e5)
+    with run.engine.begin() as db:
+        judged.keep_suspicions(db, [Suspicion(name, NOW, 0.9, 0.2, 3.0, 0.1, "L4") for name in ("gone", "login")], NOW)
+    key = {"cluster": "c", "job": 1, "attempt": 0}
+    put(run, schema.attempt, **key, start=NOW - 9000, end=NOW - 4000, gpu_seconds=1.0)
+    put(run, schema.attempt_node, **key, node="owes", start=NOW - 9000, end=NOW - 4000)
+    found, summary = told(run)
+    assert summary["silent"] == [name for name in found if found[name]["silent"]] == ["new", "owes", "week"]
+    with open.reading(run.engine) as db:
+        values, _ = cluster.gather(db, settings, NOW)
+    assert values["gpuhealth_cluster_silent_nodes"] == {(): 3}
+    assert values["gpuhealth_cluster_lemon_probability"] == {}
 
 
 def test_only_what_still_stands_and_what_is_new_counts_and_the_worst_of_it(run, slurm):
@@ -203,6 +233,8 @@ def test_findings_of_any_node_by_time_severity_gpu_and_job(run):
     assert ids("-w", "n[2-3]", "--since", "now-3days", "--until", "now-1day") == [2, 9]
     assert ids("-w", "n2", "--severity", "fault") == [2]
     assert ids("-w", "n[1-9]", "--gpu", "3", "--source", "nvml", "--since", "1d") == [9]
+    assert ids("-w", "n[1-9]", "--gpu", "²") == []
+    assert run(findings.findings, "-w", "n1", "--job", str(10**30))[0] == 2
     assert ids("-w", "n[1-9]", "--gpu", "4") == ids("-w", "n[1-9]", "--job", "7") == ids("-w", "n1", "--shadow") == []
     (one,) = (json.loads(line) for line in run(findings.findings, "-w", "n3", "--since", "1d", "--json")[1])
     assert one["time"] == pytest.approx(NOW - 99 * 86400 + 3600)

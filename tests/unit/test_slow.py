@@ -105,6 +105,35 @@ def test_a_few_slow_gpus_are_no_crowd():
     assert {node for node, _, _ in slow(figures)} == {"n1", "n2", "n3", "n4"}
 
 
+def between(nodes, value=46.0, share=0.96):
+    """Nodes n20 and up with a power cap, and a GPU of n60 between them and the others."""
+    capped = fleet(nodes=20, spread=0.003) + fleet(nodes=nodes, value=value, spread=0.003, first=20)
+    return capped + fleet(nodes=1, gpus=1, value=52.1 * share, spread=0.0, first=60)
+
+
+@pytest.mark.parametrize(("nodes", "value"), [(20, 47.9), (6, 47.9), (2, 47.9), (2, 30.0)])
+def test_a_partition_with_a_power_cap_is_not_slow_whatever_lies_between_it_and_the_others(nodes, value):
+    assert slow(between(nodes, value)) == []
+
+
+def test_a_partition_hides_no_slow_gpu_of_another_node():
+    assert slow(changed(between(3, 41.2), values=(41.2, 41.2))) == [("n3", 3, -21)]
+
+
+def test_gpus_that_are_slow_alike_on_six_nodes_are_a_crowd():
+    figures = fleet(nodes=30)
+    for node in range(6):
+        found = slow(figures := changed(figures, node=f"n{node}", values=(41.2, 41.2)))
+        assert len(found) == (node + 1 if node < 5 else 0)
+
+
+def test_gpus_that_are_slow_each_in_its_own_way_are_no_crowd():
+    figures = fleet(nodes=30)
+    for node in range(7):
+        figures = changed(figures, node=f"n{node}", values=(45.0 * 0.9**node,) * 2)
+    assert len(slow(figures)) == 7
+
+
 def test_units_that_change_are_one_figure_and_shown_in_its_own_unit():
     figures = fleet(value=52100.0)
     (found,) = compare(changed(figures, values=(41.2, 41.2), unit="TFLOPS"))
@@ -138,6 +167,15 @@ def test_nonsense_is_passed_over():
     assert slow([]) == []
     same = [one._replace(time=NOW) for one in changed(fleet())]
     assert slow(same) == []
+
+
+@pytest.mark.parametrize("unit", ["us", "GFLOPS"])
+@pytest.mark.parametrize("value", [1e308, 5e-324, float("inf"), float("nan"), -1.0])
+def test_a_value_that_no_gpu_can_have_stops_nothing(value, unit):
+    figures = changed(fleet(unit=unit, value=2.0), values=(1.0, 1.0) if unit == "GFLOPS" else (3.0, 3.0))
+    found = slow(figures)
+    assert found
+    assert slow(changed(figures, node="n5", values=(value, value))) == found
 
 
 def test_a_nodes_own_figure_is_compared_by_node():

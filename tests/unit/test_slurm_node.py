@@ -235,6 +235,12 @@ def test_holds_count_each_node_once_and_only_ours():
     assert node.parse_holds(text, every=True) == ([n1, n3], 4)
 
 
+def test_the_nodes_that_the_budget_counts_are_those_with_gpus_or_of_the_group():
+    text = "n1|gpu:8\nn2|(null)\nn1|gpu:8\nn4|craynetwork:4,gpu:8\n"
+    assert node.parse_counted(text, every=False) == {"n1", "n4"}
+    assert node.parse_counted(text, every=True) == {"n1", "n2", "n4"}
+
+
 def test_a_hold_with_an_admins_second_line_is_not_ours():
     lines = (CORPUS / "22.05/sinfo_newline_in_reason.txt").read_text().splitlines(keepends=True)
     timed = [line.replace(":8|", ":8|1795211587|drained|") if line.startswith("n") else line for line in lines]

@@ -15,8 +15,10 @@ from sqlalchemy import select
 from slurm_gpuhealth.config.settings import Settings, Store
 from slurm_gpuhealth.controller import ingest
 from slurm_gpuhealth.outcomes import Event
-from slurm_gpuhealth.store import open, query, records, schema
+from slurm_gpuhealth.store import nodes, open, query, records, schema
 from tests.older import older
+
+YEARS = 9 * 365 * 86400.0
 
 
 @pytest.fixture
@@ -157,6 +159,15 @@ HOSTILE = [
     record(5, time="now"),
     record(5, time=float("nan")),
     record(5, time=10**400),
+    *(record(5, time=when) for when in (1e308, -1e308, 1e18, -1.0)),
+    *(record(5, clock=clock) for clock in (1e308, 5e9, -5e9)),
+    record(5, cleared=1e18),
+    record(5, kind="step", seconds=1e308),
+    record(5, kind="figure", name="é" * 251, value=1.0),
+    head(5, gpus=[["G" * 501, 0, "0000:1b:00", "1"]]),
+    head(5, when=1e308),
+    head(5, clock=-1e308),
+    head(5, dropped=[1, 1.0, 1e18]),
     record(5, gpu=2**40),
     record(5, message={"a": 1}),
     record(5, time=None),
@@ -297,13 +308,37 @@ def test_a_file_that_somebody_else_wrote_or_could_write_is_not_read_and_holds_up
 def test_the_clock_of_a_node_is_the_median_and_its_times_are_corrected_by_what_it_was_at_the_time(
     store, shared, folder
 ):
-    for number, clock in enumerate((30.0, 30.2, 500.0, 30.1), 1):
-        write(folder, head(number, when=1000.0 + number, clock=clock), record(number, clock=clock, time=200.0))
+    for number, clock in enumerate((30.0, 30.2, -500.0, 30.1), 1):
+        write(folder, head(number, when=1000.0 + number + clock, clock=clock), record(number, clock=clock, time=200.0))
         take(store, shared)
     (node,) = rows(store, schema.node)
-    assert node.clock_offset == pytest.approx(30.15)
-    assert (node.position, node.last_shipped) == (4, 1004.0)
+    assert node.clock_offset == pytest.approx(30.05)
+    assert (node.position, node.last_shipped) == (4, pytest.approx(1004.0))
     assert events(store)[1][0].time == pytest.approx(170.0)
+
+
+@pytest.mark.parametrize("clock", [YEARS, 0.0])
+def test_a_clock_that_was_once_in_the_future_hides_nothing_that_comes_later(store, shared, folder, clock):
+    gpu, other = ([f"GPU-{name}", 0, "0000:1b:00", "1"] for name in "ab")
+    write(folder, head(1, when=1000.0 + YEARS, clock=clock, about={"driver": "1"}, gpus=[gpu]))
+    take(store, shared, 1000.0)
+    for when, driver in ((1500.0, "2"), (1400.0, "3")):
+        write(folder, head(2, when=when, about={"driver": driver}, gpus=[other]))
+        take(store, shared, 1600.0)
+    (node,) = rows(store, schema.node)
+    assert (node.last_shipped, node.driver) == (1500.0, "2")
+    with open.reading(store) as db:
+        assert [one["uuid"] for one in nodes.gpus(db, "n1")] == ["GPU-b"]
+
+
+def test_a_node_that_an_older_controller_took_for_one_of_the_future_is_heard_again(store, shared, folder):
+    write(folder, head(1))
+    take(store, shared)
+    with store.begin() as db:
+        db.execute(schema.node.update().values(last_shipped=YEARS))
+    write(folder, head(2, when=1500.0))
+    take(store, shared)
+    assert rows(store, schema.node)[0].last_shipped == 1500.0
 
 
 def test_what_a_node_dropped_is_known(store, shared, folder):
@@ -320,6 +355,17 @@ def test_what_a_node_says_about_itself_is_kept_and_the_newest_counts(store, shar
     (node,) = rows(store, schema.node)
     assert (taken.rows, taken.skipped) == (3, 0)
     assert (node.driver, node.mode, node.dcgm, node.last_shipped) == ("580.2", "shadow", "", 1001.0)
+
+
+def test_what_is_acknowledged_for_ever_is_taken_in(store, shared, folder):
+    write(folder, record(1, acked=2.5e11))
+    assert take(store, shared).skipped == 0
+
+
+def test_a_version_is_a_word(store, shared, folder):
+    write(folder, head(1, about={"driver": "5" * 200_000}))
+    take(store, shared)
+    assert rows(store, schema.node)[0].driver == "5" * records.WORD
 
 
 @pytest.mark.parametrize("about", [[], "580", {"driver": 580}])
