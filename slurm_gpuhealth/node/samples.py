@@ -137,7 +137,8 @@ def _finding(key: tuple[int, int], uuid: str, code: str, details: Mapping[str, A
         "empty": "without a process",
     }[kind]
     if code == "stalled":
-        message = f"job {job} stands still: {does} for {minutes} min; it worked at {details['usual']} W"
+        usual = f"; it worked at {details['usual']} W" if details["usual"] else ""
+        message = f"job {job} stands still: {does} for {minutes} min{usual}"
     else:
         message = f"job {job} has never worked: {does} for {minutes} min"
     whose = {"job": job, "restart": restart}
