@@ -49,6 +49,13 @@ def add(job: Job, now: float, seen: Mapping[str, Sample | None], whys: Mapping[s
     return {"gpus": gpus, "quiet": quiet, "pause": pause}
 
 
+def set_back(job: Job, now: float) -> Job:
+    """`job` after the clock was set back to `now`: what is known of it stays, the times that it does something begin
+    anew."""
+    gpus = {uuid: use.set_back(one, now) for uuid, one in job["gpus"].items()}
+    return {**job, "gpus": gpus, "quiet": None if job["quiet"] is None else now}
+
+
 def judge(job: Job, now: float, hang: Hang) -> list[Said]:
     """What is to be said of the job's GPUs now: `stalled` with the kind, or `never-started`; details have `since`."""
     gpus = job["gpus"]

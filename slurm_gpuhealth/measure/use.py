@@ -128,6 +128,13 @@ def add(use: Use, now: float, seen: Sample | None, share: float, gap: float, why
     return use
 
 
+def set_back(use: Use, now: float) -> Use:
+    """`use` after the clock was set back to `now`: its beginning moves by as much."""
+    began = now - (use["time"] - use["began"])
+    quiet = None if use["quiet"] is None else now
+    return {**use, "began": began, "time": None, "energy": None, "since": now, "quiet": quiet}
+
+
 def usual(use: Mapping[str, Any]) -> int | None:
     """The median power of the samples in which the GPU clearly worked; None: there are too few."""
     worked: list[int] = use["worked"]
