@@ -254,6 +254,19 @@ def test_a_program_that_looked_at_the_clock_before_another_read_is_no_clock_that
     assert checked.journal.get("use") == before
 
 
+def test_what_breaks_in_the_samples_hides_no_fault_and_is_said_once(checked, folder, capfd):
+    start(checked, 7, 2)
+    inject(folder, "lost", "--gpu", 3)
+    for minute in (1, 2):
+        checked.journal.put("use", {(7, 0): {"gpus": {checked.uuids[2]: "of another version"}}})
+        checked(NOW + 60 * minute)
+    rows = checked.journal.rows("SELECT gpu FROM finding WHERE severity = 'fault' AND cleared IS NULL")
+    assert set(rows) == {(3,)}
+    assert capfd.readouterr().err.count("how the jobs use their GPUs could not be read") == 1
+    checked(NOW + 180)
+    assert checked.journal.get("use")[7, 0]["gpus"][checked.uuids[2]]["began"] == NOW + 180
+
+
 def test_the_samples_go_with_the_next_pruning_after_the_last_job(checked):
     start(checked, 7, 2)
     checked(NOW + 60)
