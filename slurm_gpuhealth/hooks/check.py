@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from slurm_gpuhealth.node.journal import Journal
     from slurm_gpuhealth.slurm.node import NodeRecord
 
+RETRY = 300.0
+"""Seconds. A heartbeat that the store did not take is sent again so often."""
+
 
 def main() -> None:
     hook.run(check)
@@ -90,11 +93,15 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
     journal.put("checked", now)
     ships = journal.get("ships", 0)  # 0 and no url: nothing is shipped, and the outbox is empty
     url = settings.store.url
-    beat = int((now + zlib.crc32(node.encode())) // settings.store.heartbeat)  # nodes beat at different times
-    news = ships and (journal.get("beat") != beat or journal.one("SELECT 1 FROM outbox LIMIT 1"))
+    at = now + zlib.crc32(node.encode())  # nodes beat at different times
+    beat = int(at // settings.store.heartbeat)
+    tried, last = (beat, int(at // RETRY)), journal.get("beat")
+    news = ships and (last not in (beat, tried) or journal.one("SELECT 1 FROM outbox LIMIT 1"))
     if news or ships != (zlib.crc32(url.encode()) if url else 0):
         from slurm_gpuhealth.ship import outbox
 
+        if last != beat:
+            journal.put("beat", tried)  # until the store has it
         outbox.ship(settings, journal, node, deadline - time.monotonic(), beat)
 
 

@@ -43,16 +43,12 @@ def ship(settings: Settings, journal: Journal, node: str, seconds: float, beat: 
     lost = settings.store.url and not journal.get("shipped")  # with a part of a journal that was corrupt
     if lost or journal.get("ships", 0) != mark(settings.store.url):
         _begin(journal, settings.store.url)
-    beats = beat is not None and journal.get("beat") != beat
-    if beats and settings.store.url:
-        journal.put("beat", beat)
     deadline = time.monotonic() + seconds - MARGIN
     error = ""
     try:
         while settings.store.url and deadline - time.monotonic() > 0:
-            if not _some(settings, journal, node, deadline, beats):
+            if not _some(settings, journal, node, deadline, None if journal.get("beat") == beat else beat):
                 break
-            beats = False
     except (OSError, ValueError) as failure:
         error = str(failure)
         _bound(journal, settings.store.outbox_mib << 20)
@@ -77,11 +73,14 @@ def _begin(journal: Journal, url: str) -> None:
     journal.together(begin)
 
 
-def _some(settings: Settings, journal: Journal, node: str, deadline: float, beats: bool) -> bool:
-    """Ship the oldest waiting rows; returns whether there may be more. Raises OSError, which says why it failed."""
+def _some(settings: Settings, journal: Journal, node: str, deadline: float, beat: int | None) -> bool:
+    """Ship the oldest waiting rows, and the heartbeat `beat` if it is new; returns whether there may be more.
+
+    Raises OSError, which says why it failed.
+    """
     shipped = journal.get("shipped")
     records, waiting = _waiting(journal)
-    if not waiting and not beats:
+    if not waiting and beat is None:
         return False
     last = waiting or shipped["seq"]
     gpus = [[gpu["uuid"], gpu.get("index"), gpu.get("pci"), gpu.get("serial")] for gpu in journal.get("gpus", [])]
@@ -89,7 +88,7 @@ def _some(settings: Settings, journal: Journal, node: str, deadline: float, beat
     if gpus != shipped.get("gpus"):
         head["gpus"] = gpus
     about = _about(settings, journal)
-    if beats or about != shipped.get("about"):  # each time: an older store may have passed over it
+    if beat is not None or about != shipped.get("about"):  # each time: an older store may have passed over it
         head["about"] = about
     whose = {"node": node, "journal": shipped["journal"]}
     batch = [{**whose, **record} for record in (head, *records)]
@@ -112,6 +111,8 @@ def _some(settings: Settings, journal: Journal, node: str, deadline: float, beat
         what = {"seq": last, "size": probed.value, "time": time.time(), "gpus": gpus, "about": about}
         journal.put("shipped", {**shipped, **what})
         journal.write("DELETE FROM outbox WHERE seq <= ?", last)
+        if beat is not None:
+            journal.put("beat", beat)
 
     journal.together(acknowledge)
     return waiting > 0
