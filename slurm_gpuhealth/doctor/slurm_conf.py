@@ -61,6 +61,8 @@ NODE_STATES = {  # a word of HealthCheckNodeState → the first Slurm that knows
 }  # fmt: skip
 NONE = (0, 65534)
 """Values of Slurm's time-outs that mean no limit (NO_VAL16) or the default."""
+SAMPLES = 3
+"""A job stands still if it did not work in so many checks: fewer may be by chance, and a check may fail."""
 HEALTH_CHECK_LIMIT = 60
 
 
@@ -212,6 +214,10 @@ def _interval(config: Config, settings: Settings) -> Iterator[Line]:
         yield Line("interval", "warn", what, f'in gpuhealth.toml, [check]: interval = "{seconds}s"')
     else:
         yield Line("interval", "ok", f"the health check runs every {seconds} s")
+    after = settings.hang.after
+    if settings.sources.nvml != "off" and SAMPLES * seconds > after:
+        what = f"the health check runs every {seconds} s: too seldom to see within hang.after ({after:g} s) that a job"
+        yield Line("hang", "warn", f"{what} stands still", f'in gpuhealth.toml, [hang]: after = "{SAMPLES * seconds}s"')
 
 
 def _prolog_flags(config: Config, version: tuple[int, ...]) -> Iterator[Line]:

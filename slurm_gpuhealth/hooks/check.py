@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MISSED = 1.5
 """Check intervals: each second check."""
+RETRY = 300.0
+"""Seconds. A heartbeat that the store did not take is sent again so often."""
 
 
 def main() -> None:
@@ -93,12 +95,16 @@ def look(settings: Settings, journal: Journal, node: str, deadline: float) -> No
     journal.put("checked", now)
     ships = journal.get("ships", 0)  # 0 and no url: nothing is shipped, and the outbox is empty
     url = settings.store.url
-    beat = int((now + zlib.crc32(node.encode())) // settings.store.heartbeat)  # nodes beat at different times
-    news = ships and (journal.get("beat") != beat or journal.one("SELECT 1 FROM outbox LIMIT 1"))
+    at = now + zlib.crc32(node.encode())  # nodes beat at different times
+    beat = int(at // settings.store.heartbeat)
+    tried, last = (beat, int(at // RETRY)), journal.get("beat")
+    news = ships and (last not in (beat, tried) or journal.one("SELECT 1 FROM outbox LIMIT 1"))
     lives = ships and not news and _is_missed(settings, journal, now)
     if news or lives or ships != (zlib.crc32(url.encode()) if url else 0):
         from slurm_gpuhealth.ship import outbox
 
+        if last != beat:
+            journal.put("beat", tried)  # until the store has it
         outbox.ship(settings, journal, node, deadline - time.monotonic(), beat, bool(lives))
 
 

@@ -44,9 +44,16 @@ def add(job: Job, now: float, seen: Mapping[str, Sample | None], whys: Mapping[s
         if quiet is not None:
             pause = max(pause, now - quiet)
         quiet = None
-    elif any(one["worked"] for one in gpus.values()):
-        quiet = max(one["quiet"] for one in gpus.values() if one["worked"])
+    elif stopped := [one["quiet"] for one in gpus.values() if use.times(one)]:
+        quiet = max(stopped)
     return {"gpus": gpus, "quiet": quiet, "pause": pause}
+
+
+def set_back(job: Job, now: float) -> Job:
+    """`job` after the clock was set back to `now`: what is known of it stays, the times that it does something begin
+    anew."""
+    gpus = {uuid: use.set_back(one, now) for uuid, one in job["gpus"].items()}
+    return {**job, "gpus": gpus, "quiet": None if job["quiet"] is None else now}
 
 
 def judge(job: Job, now: float, hang: Hang) -> list[Said]:
@@ -54,13 +61,15 @@ def judge(job: Job, now: float, hang: Hang) -> list[Said]:
     gpus = job["gpus"]
     if any(one["does"] in ("working", "unknown") for one in gpus.values()):
         return []
-    known = {uuid: one for uuid, one in gpus.items() if use.usual(one) is not None}
-    if known:
-        if now - job["quiet"] < max(hang.after, min(PATIENCE * job["pause"], PAUSES * hang.after)):
+    worked = {uuid: one for uuid, one in gpus.items() if use.times(one)}
+    if worked:
+        after = max(hang.after, min(PATIENCE * job["pause"], PAUSES * hang.after))
+        briefly = all(use.times(one) < use.KNOWN for one in worked.values())
+        if briefly and all(one["does"] != "spinning" for one in worked.values()):  # as if it had not begun
+            after = max(after, hang.start)
+        if now - job["quiet"] < after:
             return []
-        return [(uuid, "stalled", _details(one)) for uuid, one in known.items() if one["does"] in STANDS]
-    if any(one["worked"] for one in gpus.values()):  # too short to know its usual power
-        return []
+        return [(uuid, "stalled", _details(one)) for uuid, one in worked.items() if one["does"] in STANDS]
     spins = {uuid: one for uuid, one in gpus.items() if one["does"] == "spinning"}
     if spins and all(now - one["since"] >= hang.after for one in spins.values()):
         return [(uuid, "never-started", _details(one)) for uuid, one in spins.items()]

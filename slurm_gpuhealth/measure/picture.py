@@ -17,7 +17,7 @@ BARS = "▁▂▃▄▅▆▇█"
 MOST = 64
 """Bins of a series, and GPUs of a node."""
 PHASES = 6
-"""A job of more phases is told by their sum."""
+"""A job of more phases is told by their sum, and a GPU that was lost all the time, so that it has no phase."""
 
 
 def read(text: str) -> dict[str, dict[str, Any]]:
@@ -36,7 +36,7 @@ def line(one: dict[str, Any]) -> str:
     if one.get("why"):
         return f"not judged: {one['why']}"
     phases = _phases(one)
-    if len(phases) > PHASES:
+    if not 0 < len(phases) <= PHASES:
         words = ", ".join(f"{does} {duration(seconds)}" for does, seconds in one["spent"].items())
         words += "".join(
             f"; {kind} for {duration(one['longest'][kind])} at once"
@@ -47,7 +47,7 @@ def line(one: dict[str, Any]) -> str:
         words = ", ".join(f"{does} {duration(seconds)}" for does, seconds in phases)
     usual = f"; usually {one['usual']} of {one['limit']} W" if one["usual"] and one["limit"] else ""
     slowed = "".join(f"; {name} {share:.0%} of the time" for name, share in one["throttled"].items() if share >= 0.01)
-    return f"{_bars(one)} {words}{usual}{slowed}{_slow(one.get('slow'))}"
+    return f"{_bars(one)} {words}{usual}{slowed}{_slow(one.get('slow'))}".lstrip()
 
 
 def _slow(slow: dict[str, Any] | None) -> str:
@@ -109,7 +109,7 @@ def _is_slow(found: object) -> bool:
 
 
 def _numbers(values: object) -> bool:
-    return isinstance(values, list) and 0 < len(values) <= MOST and all(one is None or _number(one) for one in values)
+    return isinstance(values, list) and len(values) <= MOST and all(one is None or _number(one) for one in values)
 
 
 def _words(found: object) -> bool:

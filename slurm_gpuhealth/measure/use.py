@@ -37,7 +37,7 @@ BINS = 32
 FIRST = 60.0
 """Seconds of a bin at first. When all bins are full, each two become one."""
 KNOWN = 3
-"""The usual power of a GPU is known after so many samples in which it worked, and is the median of the last LAST."""
+"""The usual power of a GPU is known after so many samples in which it clearly worked: the median of the last LAST."""
 LAST = 60
 BUSY = 95
 QUIET = 5
@@ -45,7 +45,8 @@ QUIET = 5
 STANDBY = 0.15
 """Idle power as a share of the limit, if less was not seen: about 105 W of an H100's 700."""
 START = 0.1
-"""Share of the way from idle power to the limit that counts as work while the usual power is not known."""
+"""Share of the way from idle power to the limit that counts as work while the usual power is not known. At less power
+than this a GPU that loads data looks as one that waits: it does not tell the usual power."""
 HELD = 1024
 """MiB that count as a process where the driver does not list processes."""
 MORE = 0.02
@@ -113,7 +114,7 @@ def add(use: Use, now: float, seen: Sample | None, share: float, gap: float, why
     use["does"] = does
     if does == "working":
         use["quiet"] = None
-        if watts is not None and seen and not seen.get("reasons", 0) & SLOWED:
+        if watts is not None and seen and not seen.get("reasons", 0) & SLOWED and _clear(use, seen, watts):
             use["worked"] = [*use["worked"], watts][-LAST:]
     elif use["quiet"] is None or (last is not None and not passed):
         use["quiet"] = now
@@ -127,10 +128,23 @@ def add(use: Use, now: float, seen: Sample | None, share: float, gap: float, why
     return use
 
 
+def set_back(use: Use, now: float) -> Use:
+    """`use` after the clock was set back to `now`: its beginning moves by as much."""
+    began = now - (use["time"] - use["began"])
+    quiet = None if use["quiet"] is None else now
+    return {**use, "began": began, "time": None, "energy": None, "since": now, "quiet": quiet}
+
+
 def usual(use: Mapping[str, Any]) -> int | None:
-    """The median power of the samples in which the GPU worked; None: it has not worked long enough."""
+    """The median power of the samples in which the GPU clearly worked; None: there are too few."""
     worked: list[int] = use["worked"]
     return median(worked) if len(worked) >= KNOWN else None
+
+
+def times(use: Mapping[str, Any]) -> int:
+    """The number of samples in which the GPU worked, at whatever power."""
+    bins: list[list[int]] = use["bins"]
+    return sum(one[-1] for one in bins) // 100
 
 
 def median(values: Sequence[int]) -> int:
@@ -163,7 +177,7 @@ def _does(use: Use, seen: Sample, watts: int, share: float) -> str:
     busy, limit, known = seen["utilization"], use["limit"] or 0, usual(use)
     if not busy:
         now = seen["power"] / 1000
-        if known is not None and watts >= now + max(START * (known - now), MORE * limit):
+        if times(use) >= KNOWN and watts >= now + max(START * ((known or now) - now), MORE * limit):
             return "working"  # by its energy, since the last sample
         return "idle" if seen.get("processes", seen.get("memory", 0) // HELD) else "empty"
     base = min(STANDBY * limit, STANDBY * limit if use["lowest"] is None else use["lowest"])
@@ -173,12 +187,18 @@ def _does(use: Use, seen: Sample, watts: int, share: float) -> str:
     return "spinning" if waits and watts < line else "working"
 
 
+def _clear(use: Use, seen: Sample, watts: int) -> bool:
+    """Whether the power of this sample, in which the GPU worked, is that of work."""
+    base = STANDBY * (use["limit"] or 0)
+    return watts >= base + START * ((use["limit"] or 0) - base) or seen["utilization"] >= BUSY
+
+
 def _watts(use: Use, now: float, seen: Sample) -> int | None:
     """The mean power since the last sample, by the energy counter; where that can't be, the power now."""
     power = seen.get("power")
-    before, last = use["energy"], use["time"]
-    if before is not None and last is not None and seen.get("energy", -1) >= before and now - last >= 1.0:
-        mean = (seen["energy"] - before) / (now - last)
+    before, last, energy = use["energy"], use["time"], seen.get("energy")
+    if None not in (before, last, energy) and energy >= before and now - last >= 1.0:
+        mean = (energy - before) / (now - last)
         if mean <= 1.5 * seen.get("limit", mean):  # no more, after a reset of the counter for example
             power = mean
     return None if power is None else round(power / 1000)

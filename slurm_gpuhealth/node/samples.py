@@ -53,8 +53,8 @@ def take(
     for key, uuids in running.items():
         job = jobs.get(key) or hang.begin()
         last = max((one["time"] for one in job["gpus"].values()), default=None)
-        if last is not None and now < last:  # the clock was set back
-            job, last = hang.begin(), None
+        if last is not None and now <= last - SLOT:  # the clock was set back; by less: a program that read before
+            job, last = hang.set_back(job, now), None
         if last is None or now - last >= settings.hang.after / OFTEN:
             seen = {uuid: there.get(uuid) for uuid in uuids}
             passed = now - last if last is not None and now - last <= settings.hang.after else 0.0
@@ -137,7 +137,8 @@ def _finding(key: tuple[int, int], uuid: str, code: str, details: Mapping[str, A
         "empty": "without a process",
     }[kind]
     if code == "stalled":
-        message = f"job {job} stands still: {does} for {minutes} min; it worked at {details['usual']} W"
+        usual = f"; it worked at {details['usual']} W" if details["usual"] else ""
+        message = f"job {job} stands still: {does} for {minutes} min{usual}"
     else:
         message = f"job {job} has never worked: {does} for {minutes} min"
     whose = {"job": job, "restart": restart}

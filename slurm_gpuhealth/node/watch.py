@@ -143,11 +143,20 @@ def _nvml(settings: Settings, journal: Journal, now: float, timeout: float) -> S
     keep = ("pci", "serial", "minor", "name", "index")
     gpus = [{"uuid": uuid, **{k: gpu.get(k) for k in keep}} for uuid, gpu in baseline["gpus"].items()]
     work: dict[str, Any] = {}
-    if held or journal.get("use"):
-        from slurm_gpuhealth.node import samples
+    try:
+        if held or journal.get("use"):
+            from slurm_gpuhealth.node import samples
 
-        stand, work = samples.take(settings, journal, held, probed.value["gpus"], now)
-        findings += stand
+            stand, work = samples.take(settings, journal, held, probed.value["gpus"], now)
+            findings += stand
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as failure:
+        # How jobs use the GPUs must not hide what is wrong with the GPUs.
+        broke = f"{type(failure).__name__}: {failure}"
+        work = {"use": None, "samples-broke": broke}
+        if journal.get("samples-broke") != broke:
+            from slurm_gpuhealth.say import say
+
+            say(f"how the jobs use their GPUs could not be read: {broke}; it begins anew; please report it", error=True)
     if text := journal.get("slow"):  # the same condition, seen by tests: this reading must not end it
         from slurm_gpuhealth.node import slow
 

@@ -45,17 +45,14 @@ def ship(
     lost = settings.store.url and not journal.get("shipped")  # with a part of a journal that was corrupt
     if lost or journal.get("ships", 0) != mark(settings.store.url):
         _begin(journal, settings.store.url)
-    new = beat is not None and journal.get("beat") != beat
-    beats = new or lives
-    if new and settings.store.url:
-        journal.put("beat", beat)
     deadline = time.monotonic() + seconds - MARGIN
     error = ""
     try:
         while settings.store.url and deadline - time.monotonic() > 0:
-            if not _some(settings, journal, node, deadline, beats):
+            new = lives or journal.get("beat") != beat
+            if not _some(settings, journal, node, deadline, beat if new else None):
                 break
-            beats = False
+            lives = False
     except (OSError, ValueError) as failure:
         error = str(failure)
         _bound(journal, settings.store.outbox_mib << 20)
@@ -80,11 +77,14 @@ def _begin(journal: Journal, url: str) -> None:
     journal.together(begin)
 
 
-def _some(settings: Settings, journal: Journal, node: str, deadline: float, beats: bool) -> bool:
-    """Ship the oldest waiting rows; returns whether there may be more. Raises OSError, which says why it failed."""
+def _some(settings: Settings, journal: Journal, node: str, deadline: float, beat: int | None) -> bool:
+    """Ship the oldest waiting rows, and the heartbeat `beat` if it is new; returns whether there may be more.
+
+    Raises OSError, which says why it failed.
+    """
     shipped = journal.get("shipped")
     records, waiting = _waiting(journal)
-    if not waiting and not beats:
+    if not waiting and beat is None:
         return False
     last = waiting or shipped["seq"]
     gpus = [[gpu["uuid"], gpu.get("index"), gpu.get("pci"), gpu.get("serial")] for gpu in journal.get("gpus", [])]
@@ -92,7 +92,7 @@ def _some(settings: Settings, journal: Journal, node: str, deadline: float, beat
     if gpus != shipped.get("gpus"):
         head["gpus"] = gpus
     about = _about(settings, journal)
-    if beats or about != shipped.get("about"):  # each time: an older store may have passed over it
+    if beat is not None or about != shipped.get("about"):  # each time: an older store may have passed over it
         head["about"] = about
     whose = {"node": node, "journal": shipped["journal"]}
     batch = [{**whose, **record} for record in (head, *records)]
@@ -115,6 +115,8 @@ def _some(settings: Settings, journal: Journal, node: str, deadline: float, beat
         what = {"seq": last, "size": probed.value, "time": time.time(), "gpus": gpus, "about": about}
         journal.put("shipped", {**shipped, **what})
         journal.write("DELETE FROM outbox WHERE seq <= ?", last)
+        if beat is not None:
+            journal.put("beat", beat)
 
     journal.together(acknowledge)
     return waiting > 0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpuhealth.config.settings import Check, Dcgm, Epilog, Gpus, Paths, Prolog, Reboot, Settings, Sources
+from slurm_gpuhealth.config.settings import Check, Dcgm, Epilog, Gpus, Hang, Paths, Prolog, Reboot, Settings, Sources
 from slurm_gpuhealth.doctor import look, node, slurm_conf
 from slurm_gpuhealth.doctor.slurm_conf import Entry
 from slurm_gpuhealth.frozen import replace
@@ -284,6 +284,19 @@ def test_slurm_ends_our_programs_too_early(changes, prolog, epilog):
 def test_a_limit_that_only_the_file_tells():
     assert level(judge(written={"epilogtimeout": ("100",)}), "epilogtimeout") == "FAIL"
     assert level(judge(written={"epilogtimeout": ("100",)}, settings=Settings(epilog=Epilog(timeout=50.0))), "x") == ""
+
+
+def test_checks_that_are_too_far_apart_to_see_jobs_that_stand_still():
+    for every, after, off, said in (
+        (200, 600, "", ""),
+        (300, 600, "", "warn"),
+        (300, 900, "", ""),
+        (300, 600, "off", ""),
+    ):
+        given = Settings(hang=Hang(after=float(after)), sources=Sources(nvml=off or "enforce"))
+        lines = judge(settings=given, HealthCheckInterval=f"{every} sec")
+        assert level(lines, "hang") == said
+        assert all('after = "900s"' in one.remedy for one in lines if one.check == "hang")
 
 
 def test_a_health_check_that_slurm_never_runs_or_ends_too_early():

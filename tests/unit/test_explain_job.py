@@ -338,6 +338,14 @@ def test_a_job_of_many_phases_is_told_by_their_sum(ask):
     assert "working 49 min, idle 50 min; idle for 4 min at once; usually" in ask("7").output
 
 
+def test_a_gpu_that_was_lost_all_the_time_has_a_line_too(ask):
+    one = use.begin(END - 7200)
+    for minute in range(61):
+        one = use.add(one, END - 7200 + 60 * minute, None, 0.5, 600.0)
+    ship_use(ask.store, **{"GPU-3": use.summary(one), "GPU-9": used((60, 610, 98))})
+    assert any(line.endswith("n1 GPU3 lost 1 h") for line in ask("7").output.splitlines())
+
+
 @pytest.mark.parametrize(("reason", "why"), [("heat", "heat"), ("none", "the driver names no reason")])
 def test_a_gpu_that_was_slower_than_the_others_is_said_to_be_with_the_reason(ask, reason, why):
     slow = {"seconds": 7190, "percent": 61, "reason": reason}

@@ -87,6 +87,10 @@ HANGS = {  # the last phase is the hang; kind by GPU
     "an H100 that works at 250 W": ("60 Q, 30 S", "0 spinning"),
     "after a data load of an hour": ("60 II, 60 WW, 30 SS", "0 spinning, 1 spinning"),
     "one GPU was never used": ("60 EW, 30 ES", "1 spinning"),
+    "in the first collective, after a short load": ("5 LL, 600 SS", "0 spinning, 1 spinning"),
+    "in the first collective, a sample after the load": ("1 LL, 600 SS", "0 spinning, 1 spinning"),
+    "after a load, on GPUs that were seen empty": ("2 EE, 5 LL, 600 SS", "0 spinning, 1 spinning"),
+    "after a moment of work": ("1 WW, 600 SI", "0 spinning, 1 idle"),
     "after checkpoints of 3 min": ("30 WW, 3 II, 30 WW, 3 II, 30 WW, 30 SI", "0 spinning, 1 idle"),
     "a notebook that has memory and waits for its user": ("20 W, 300 I", "0 idle"),
     "a driver that does not tell memory traffic": ("60 w, 30 s", "0 spinning"),
@@ -117,6 +121,8 @@ FINE = {
     "throttled by heat": "60 C, 60 H",
     "throttled by the power brake": "60 C, 60 B",
     "the CPUs prepare for an hour": "60 II, 60 WW",
+    "it tries the GPUs, then the CPUs prepare for an hour": "1 WW, 60 II, 60 WW",
+    "it loads, waits for the last rank, works": "5 LL, 8 SS, 60 WW",
     "a debugging session between its runs": "6 W, 45 E, 6 W, 100 E",
     "a debugging session that has not run anything yet": "110 E",
     "a small model": "300 m",
@@ -151,6 +157,12 @@ def test_a_job_that_never_worked_is_said_to(name):
 @pytest.mark.parametrize("every", [60.0, 150.0])
 def test_of_a_job_that_works_nothing_is_said(name, every):
     assert said(FINE[name], every=every) == (None, set())
+
+
+def test_a_job_that_worked_for_a_moment_and_is_idle_is_said_to_stand_still_after_hang_start():
+    first, found = said("1 WW, 300 II")
+    assert found == {"GPU0 stalled idle", "GPU1 stalled idle"}
+    assert first in (121, 122)
 
 
 def test_it_ends_when_one_gpu_works_again():
@@ -192,14 +204,15 @@ def test_a_gpu_that_cannot_be_judged_keeps_the_others_from_being_judged():
     assert job["gpus"]["b"]["why"] == "several jobs share it"
 
 
-def test_the_energy_since_the_last_sample_shows_work_that_the_samples_miss():
+@pytest.mark.parametrize(("work", "mean"), [(WORK, 300_000), (LIGHT, 138_000)])
+def test_the_energy_since_the_last_sample_shows_work_that_the_samples_miss(work, mean):
     job, now, energy = hang.begin(), 1000.0, 0
     for minute in range(90):
-        energy += 300_000 * 60
-        job = hang.add(job, now + 60 * minute, {"a": {**(WORK if minute < 9 else IDLE), "energy": energy}}, {}, HANG)
+        energy += mean * 60
+        job = hang.add(job, now + 60 * minute, {"a": {**(work if minute < 9 else IDLE), "energy": energy}}, {}, HANG)
     assert hang.judge(job, now + 60 * 89, HANG) == []
-    for minute, strange in ((90, 0), (91, 1 << 50)):
-        job = hang.add(job, now + 60 * minute, {"a": {**IDLE, "energy": strange}}, {}, HANG)
+    for minute, strange in ((90, {"energy": 0}), (91, {"energy": 1 << 50}), (92, {})):
+        job = hang.add(job, now + 60 * minute, {"a": {**IDLE, **strange}}, {}, HANG)
         assert job["gpus"]["a"]["watts"] == 113, "a counter that was reset, or leaps, counts for nothing"
 
 
@@ -235,7 +248,6 @@ def test_no_job_with_short_pauses_stands_still_and_each_hang_is_seen(seed):
     for _ in range(12):
         phases += [pause(8), f"{rng.randint(1, 90)} {work * gpus}"]
     assert said(", ".join(phases), seed=seed) == (None, set())
-    spins = work not in "Lm"  # at as little power as this, waiting looks like working
-    phases.append("60 I" + ("S" if spins else "I") * (gpus - 1))
+    phases.append("60 I" + "S" * (gpus - 1))
     begin = sum(int(phase.split()[0]) for phase in phases[:-1])
     assert begin + 10 <= said(", ".join(phases), seed=seed)[0] <= begin + 20

@@ -229,11 +229,42 @@ def test_readings_of_prologs_in_between_are_no_samples(checked):
     assert checked.journal.get("use")[7, 0]["gpus"][checked.uuids[2]]["bins"][0][0] == 1
 
 
-def test_a_clock_that_was_set_back_begins_anew(checked):
+def test_a_clock_that_was_set_back_ends_what_stands_and_keeps_what_was_seen(checked, folder):
     start(checked, 7, 2)
-    checked(NOW + 60)
-    checked(NOW - 3600)
-    assert checked.journal.get("use")[7, 0]["gpus"][checked.uuids[2]]["began"] == NOW - 3600
+    play(checked, folder, 60, 1, gpu2="works")
+    play(checked, folder, 12, 61, gpu2="spins")
+    before = checked.journal.get("use")[7, 0]["gpus"][checked.uuids[2]]
+    for minute in range(5):
+        checked(NOW - 36000 + 60 * minute)
+    use = checked.journal.get("use")[7, 0]["gpus"][checked.uuids[2]]
+    assert use["began"] == pytest.approx(NOW - 36000 - 71 * 60)
+    assert (use["worked"], use["since"]) == (before["worked"], NOW - 36000)
+    assert sum(one[0] for one in use["bins"]) == 72 + 5
+    assert [one[5] is None for one in found(checked)] == [False]
+    for minute in range(5, 13):
+        checked(NOW - 36000 + 60 * minute)
+    assert [one[4]["since"] for one in found(checked) if one[5] is None] == [round(NOW - 36000)]
+
+
+def test_a_program_that_looked_at_the_clock_before_another_read_is_no_clock_that_was_set_back(checked, folder):
+    start(checked, 7, 2)
+    play(checked, folder, 9, 1, gpu2="works")
+    before = checked.journal.get("use")
+    checked(NOW + 60 * 9 - 1)
+    assert checked.journal.get("use") == before
+
+
+def test_what_breaks_in_the_samples_hides_no_fault_and_is_said_once(checked, folder, capfd):
+    start(checked, 7, 2)
+    inject(folder, "lost", "--gpu", 3)
+    for minute in (1, 2):
+        checked.journal.put("use", {(7, 0): {"gpus": {checked.uuids[2]: "of another version"}}})
+        checked(NOW + 60 * minute)
+    rows = checked.journal.rows("SELECT gpu FROM finding WHERE severity = 'fault' AND cleared IS NULL")
+    assert set(rows) == {(3,)}
+    assert capfd.readouterr().err.count("how the jobs use their GPUs could not be read") == 1
+    checked(NOW + 180)
+    assert checked.journal.get("use")[7, 0]["gpus"][checked.uuids[2]]["began"] == NOW + 180
 
 
 def test_the_samples_go_with_the_next_pruning_after_the_last_job(checked):

@@ -118,13 +118,12 @@ def test_versions_come_with_the_next_shipment_when_they_have_changed(shared, jou
     assert heads == ["550.1", None, "580.2"]
 
 
-def test_a_heartbeat_that_could_not_be_shipped_waits_for_the_next_one(shared, journal, folder):
+def test_a_heartbeat_that_could_not_be_shipped_is_shipped_with_the_next_try(shared, journal, folder):
     folder.rename(folder.parent / "away")
     outbox.ship(shared, journal, "n1", 20.0, 1)
     (folder.parent / "away").rename(folder)
-    outbox.ship(shared, journal, "n1", 20.0, 1)
-    assert list(folder.iterdir()) == []
-    outbox.ship(shared, journal, "n1", 20.0, 2)
+    for _ in range(2):
+        outbox.ship(shared, journal, "n1", 20.0, 1)
     assert len(lines(folder)) == 1
 
 

@@ -151,7 +151,8 @@ def test_a_quiet_check_ships_once_in_each_heartbeat_and_nodes_at_different_times
     def ship(settings, journal, node, seconds, beat, lives):
         assert not lives
         beats[node].append(clock[0])
-        journal.put("beat", beat)
+        if int(clock[0]) not in away:
+            journal.put("beat", beat)
 
     monkeypatch.setattr("slurm_gpuhealth.ship.outbox.ship", ship)
     monkeypatch.setattr(watch, "kernel", lambda *_: [])
@@ -162,7 +163,7 @@ def test_a_quiet_check_ships_once_in_each_heartbeat_and_nodes_at_different_times
     shipping = replace(settings, store=store)
     journal.put("ships", outbox.mark(store.url))
     journal.put("inventory-boot", identity.boot_id(settings))
-    clock = [NOW]
+    clock, away = [NOW], range(0)
     monkeypatch.setattr(check.time, "time", lambda: clock[0])
     for node in beats:
         for minute in range(121):
@@ -172,3 +173,9 @@ def test_a_quiet_check_ships_once_in_each_heartbeat_and_nodes_at_different_times
         assert {later - one for one, later in zip(beats[node][1:], beats[node][2:])} == {store.heartbeat}
         journal.put("beat", None)
     assert beats["n1"][1:4] != beats["n2"][1:4]
+    first, second, third = beats.pop("n1")[1:4]
+    beats["n1"], away = [], range(int(second), int(second) + 599)
+    for minute in range(121):
+        clock[0] = NOW + 60 * minute
+        check.look(shipping, journal, "n1", time.monotonic() + 20)
+    assert beats["n1"][1:6] == [first, *(second + 300 * number for number in range(3)), third]
