@@ -273,7 +273,7 @@ def _driven(settings: Settings, journal: Journal | None) -> int | str:
 
 def _offered(settings: Settings, node: str) -> int | str:
     try:
-        return len(control.gres_map(settings.slurm, node))
+        return len(control.gres_map(settings.slurm, node)[0])
     except (control.SlurmError, ValueError) as error:
         return str(error)
 

@@ -203,18 +203,18 @@ def _held_by_others(settings: Settings, journal: Journal, job: Job, mine: Sequen
     silent = False
     retest = journal.one("SELECT 1 FROM retest LIMIT 1") is not None
     for number, uuids in jobs.running(journal, but=job.job_id):
-        gone = False
+        over = False
         try:
             doubtful = retest or not set(mine).isdisjoint(uuids)
-            gone = doubtful and not silent and control.show_job(settings.slurm, number).state not in RUNNING
+            over = doubtful and not silent and control.show_job(settings.slurm, number).state not in RUNNING
         except control.NoSuchJob:
-            gone = True
+            over = True
         except control.Refused:
-            gone = False  # not known: assume that it runs
+            over = False  # not known: assume that it runs
         except control.SlurmError:
             silent = True
-        if gone:
-            journal.write("UPDATE job SET ended = ?, outcome = 'unknown' WHERE job = ? AND ended IS NULL", now, number)
+        if over:
+            jobs.gone(journal, number, now)
         else:
             held.update(uuids)
     return held

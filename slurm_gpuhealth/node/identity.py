@@ -47,15 +47,17 @@ def learn(settings: Settings, journal: Journal, node: str, again: bool = False) 
 
     known = renumber(settings, journal)
     uuids: list[str] = []
-    error = ""
+    error, shared = "", True
     try:
-        uuids = _uuids(control.gres_map(settings.slurm, node), known)
+        positions, shared = control.gres_map(settings.slurm, node)
+        uuids = _uuids(positions, known)
+        shared = shared or len(set(uuids)) < len(uuids)  # MIG: a GPU has several positions
     except (control.SlurmError, ValueError) as failure:
         error = f"which GPUs Slurm's numbers mean is not known: {failure}"
         from slurm_gpuhealth.say import say
 
         say(f"{error}; the whole node is checked instead")
-    journal.put("gres", {"boot": boot, "time": time.time(), "uuids": uuids, "error": error})
+    journal.put("gres", {"boot": boot, "time": time.time(), "uuids": uuids, "error": error, "shared": shared})
     return error
 
 

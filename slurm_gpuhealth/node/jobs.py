@@ -19,7 +19,14 @@ FINE = ("ok", "launch", "moved", "cancelled", "requeued")
 
 
 def started(journal: Journal, job: Job, uuids: Sequence[str], now: float) -> None:
-    """Record that `job` has these GPUs from now on. A requeued job has a row for each of its runs."""
+    """Record that `job` has these GPUs from now on. A requeued job has a row for each of its runs.
+
+    If Slurm gives out whole GPUs here, an earlier job with one of them has ended: its epilog did not finish.
+    """
+    if uuids and not journal.get("gres", {}).get("shared", True):
+        for earlier, theirs in running(journal, but=job.job_id):
+            if not set(uuids).isdisjoint(theirs):
+                gone(journal, earlier, now)
     journal.write(
         "INSERT OR REPLACE INTO job (job, restart, uid, user, nodes, gpus, started) VALUES (?, ?, ?, ?, ?, ?, ?)",
         job.job_id,
@@ -58,6 +65,11 @@ def ended(journal: Journal, job: Job, outcome: str, now: float) -> str:
     )
     kept = journal.one("SELECT outcome FROM job WHERE job = ? AND restart = ?", job.job_id, restart)
     return str(kept[0]) if kept else outcome
+
+
+def gone(journal: Journal, job_id: int, now: float) -> None:
+    """Record that this job has ended, nobody knows when and how."""
+    journal.write("UPDATE job SET ended = ?, outcome = 'unknown' WHERE job = ? AND ended IS NULL", now, job_id)
 
 
 def turned_away(journal: Journal, job_id: int) -> None:

@@ -246,8 +246,9 @@ def up(slurm: settings.Slurm) -> float:
     return records.parse_up(_ask(slurm, slurm.scontrol, "show", "config"))
 
 
-def gres_map(slurm: settings.Slurm, name: str) -> tuple[tuple[str, ...], ...]:
-    """Device files of the GPU at each of Slurm's positions on this node. Does not ask slurmctld; a boot may change it.
+def gres_map(slurm: settings.Slurm, name: str) -> tuple[tuple[tuple[str, ...], ...], bool]:
+    """Device files of the GPU at each of Slurm's positions on this node, and whether jobs may share these GPUs.
+    Does not ask slurmctld; a boot may change it.
 
     slurmd writes the list to stderr. If a device file is missing, slurmd waits for it, 19 s in 22.05. That is longer
     than our deadline, and gives ControllerDown with slurmd's words.
@@ -258,7 +259,7 @@ def gres_map(slurm: settings.Slurm, name: str) -> tuple[tuple[str, ...], ...]:
     several = [] if name == os.uname().nodename.partition(".")[0] else ["-N", _name(name)]
     text = _ask(slurm, slurm.slurmd, "-G", *several, streams=2)
     try:
-        return records.parse_gres(text)
+        return records.parse_gres(text), records.parse_shared(text)
     except ValueError as error:
         raise Refused("slurmd -G", 0, str(error)) from None
 

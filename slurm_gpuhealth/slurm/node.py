@@ -286,6 +286,11 @@ def parse_gres(text: str) -> tuple[tuple[str, ...], ...]:
     return tuple(positions)
 
 
+def parse_shared(text: str) -> bool:
+    """`slurmd -G`: whether several jobs may have a part of the same GPU, by shards or MPS."""
+    return " Name=shard " in text or " Name=mps " in text
+
+
 def expand(text: str) -> tuple[str, ...]:
     """`/dev/nvidia[0-1,3],/dev/x` → its files; leading zeros are kept."""
     names: list[str] = []

@@ -232,7 +232,8 @@ def test_a_job_that_forges_its_record_has_no_say(cluster, slurm):
 
 def test_positions_map_to_the_device_files_in_slurms_order(cluster, slurm):
     for name in cluster.names:
-        found = control.gres_map(slurm, name)
+        found, shared = control.gres_map(slurm, name)
+        assert not shared
         assert [files[0] for files in found] == [
             f"{cluster.lab}/nodes/{name}/dev/nvidia{m}" for m in cluster.minors(name)
         ]

@@ -1,7 +1,7 @@
 import time
 
 from slurm_gpuhealth.config.settings import Paths, Settings
-from slurm_gpuhealth.node import identity
+from slurm_gpuhealth.node import identity, jobs
 from slurm_gpuhealth.node.environment import Job
 from slurm_gpuhealth.node.journal import open_journal
 from tests.fakes.node import load, make_node
@@ -15,10 +15,10 @@ def node(tmp_path):
     return settings, open_journal(paths), load(str(home))
 
 
-def offer(monkeypatch, scenario, files=None):
+def offer(monkeypatch, scenario, files=None, shared=False):
     cards = sorted(scenario["gpus"], key=lambda gpu: gpu["gres"])
     positions = files or tuple((f"/dev/nvidia{gpu['minor']}",) for gpu in cards)
-    monkeypatch.setattr("slurm_gpuhealth.slurm.control.gres_map", lambda slurm, name: positions)
+    monkeypatch.setattr("slurm_gpuhealth.slurm.control.gres_map", lambda slurm, name: (positions, shared))
 
 
 def test_slurms_number_is_neither_the_minor_nor_nvmls_index_nor_dcgms(tmp_path, monkeypatch):
@@ -29,6 +29,21 @@ def test_slurms_number_is_neither_the_minor_nor_nvmls_index_nor_dcgms(tmp_path, 
         assert identity.of_job(settings, journal, Job(1, "n1", gpus=(gpu["gres"],))) == [gpu["uuid"]]
     orders = {key: [gpu[key] for gpu in scenario["gpus"]] for key in ("index", "minor", "gres")}
     assert len({tuple(order) for order in orders.values()}) == 3
+
+
+def test_a_job_that_gets_a_whole_gpu_ends_the_job_whose_end_was_not_recorded(tmp_path, monkeypatch):
+    settings, journal, scenario = node(tmp_path)
+    now = time.time()
+    device = f"/dev/nvidia{scenario['gpus'][0]['minor']}"
+    mig = ((device, "/dev/nvidia-caps/nvidia-cap21"), (device, "/dev/nvidia-caps/nvidia-cap30"))
+    for files, shared, held in ((None, True, [1, 2, 3]), (mig, False, [1, 2, 3]), (None, False, [2, 3])):
+        offer(monkeypatch, scenario, files, shared)
+        identity.learn(settings, journal, "n1", again=True)
+        journal.write("DELETE FROM job")
+        for number, gpus in ((1, ["GPU-a", "GPU-b"]), (2, ["GPU-c"]), (3, ["GPU-b"])):
+            jobs.started(journal, Job(number, "n1"), gpus, now + number)
+        assert [job for job, _, _ in jobs.holding(journal)] == held
+    assert journal.one("SELECT ended, outcome FROM job WHERE job = 1") == (now + 3, "unknown")
 
 
 def test_a_reboot_makes_the_map_unknown_again(tmp_path, monkeypatch):

@@ -201,6 +201,7 @@ def test_a_slice_of_several_files_is_one_position():
 def test_shards_of_the_same_file_are_not_counted():
     line = "slurmd: Gres Name={} Type=h100 Count={} Index=7 ID=1 File=/dev/nvidia7 (null)\n"
     assert node.parse_gres(line.format("shard", 10) + line.format("gpu", 1)) == (("/dev/nvidia7",),)
+    assert [node.parse_shared(line.format(name, 1)) for name in ("gpu", "shard", "mps")] == [False, True, True]
 
 
 def test_gpus_without_device_files_are_an_error():
