@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+SHORT = 180.0
+"""Seconds. Of a shorter job there are one or two samples: no picture of it."""
 MOST = 16
 """GPUs of a job whose use is shown."""
 BEFORE = {"TIMEOUT": "its time limit", "CANCELLED": "it was cancelled"}
@@ -63,7 +65,7 @@ def _print(one: dict[str, Any], attempts: int) -> None:
     verdict = one["verdict"]
     if verdict is None:
         _print_stood(one)
-        _print_uses(one["uses"])
+        _print_uses(one)
         say("  It ended well." if one["state"] == "COMPLETED" else "  Not judged yet: gpuhealth correlate does that.")
         return
     where = words.place(verdict["node"], verdict["gpu"], one["gpu_index"])
@@ -88,7 +90,7 @@ def _print(one: dict[str, Any], attempts: int) -> None:
     if (one["reading"] or {}).get("flight"):
         say(f"  Its flight recorder: {one['reading']['evidence'][0]}.")
     _print_stood(one)
-    _print_uses(one["uses"])
+    _print_uses(one)
     for action in one["actions"]:
         say(f"  Done {common.ago(time.time(), action['time'])}: {action['kind']}: {action['result']}")
     if verdict["advice"]:
@@ -127,7 +129,10 @@ def _uses(db: Connection, uses: Mapping[str, str]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: (one["node"], one["gpu"] is None, one["gpu"] or 0))
 
 
-def _print_uses(uses: list[dict[str, Any]]) -> None:
+def _print_uses(attempt: dict[str, Any]) -> None:
+    if attempt["end"] - (attempt["start"] or 0.0) < SHORT:
+        return
+    uses = attempt["uses"]
     for one in uses[:MOST]:
         say(f"  {words.place(one['node'], one['uuid'], one['gpu'])} {picture.line(one)}")
     if uses[MOST:]:

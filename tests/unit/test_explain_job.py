@@ -333,6 +333,14 @@ def test_each_gpu_of_the_job_has_a_line_with_its_phases(ask):
     assert [(one["node"], one["gpu"], one["usual"]) for one in first["uses"]] == [("n1", 3, 610), ("n1", None, 610)]
 
 
+def test_a_job_of_seconds_has_no_picture(ask):
+    ship_use(ask.store, **{"GPU-3": used((60, 610, 98))})
+    assert "n1 GPU3 " in ask("7").output
+    with open_store(ask.store).begin() as db:
+        db.execute(sql.update(schema.attempt).values(start=END - 5))
+    assert "n1 GPU3 " not in ask("7").output.replace("n1 GPU3.", "")
+
+
 def test_a_job_of_many_phases_is_told_by_their_sum(ask):
     ship_use(ask.store, **{"GPU-3": used(*[(5, 610, 98), (5, 80, 0)] * 10)})
     assert "working 49 min, idle 50 min; idle for 4 min at once; usually" in ask("7").output
